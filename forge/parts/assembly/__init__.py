@@ -1,0 +1,1 @@
+"""Assembly: from toolsets to a server, its command line and its documents."""

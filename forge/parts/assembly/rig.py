@@ -1,0 +1,170 @@
+"""A rig is a plane, a runtime and toolsets under one name; this makes an MCP server of them.
+
+The server comes up even when tpu.env is at fault: then every tool says so, until it is mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mcp.server.mcpserver import MCPServer
+
+from forge.parts.assembly.guarded_tool import GuardedTool
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.jobs import JobRunner, JobStore
+from forge.parts.ground.journal import Journal
+from forge.parts.ground.names import slug_of
+from forge.parts.ground.redact import clean
+from forge.parts.ground.settings import SETTINGS_FILE, RigSettings, load_settings
+from forge.parts.ground.state import RigPaths, installation_id, rig_paths
+from forge.parts.planes.plane import ServingPlane
+from forge.parts.runtimes.runtime import Runtime
+from forge.parts.toolsets.help import HelpToolset
+from forge.parts.toolsets.toolset import RigContext, ToolMethod, Toolset
+
+RIG_VERSION = "0.1.0"
+
+
+@dataclass(frozen=True)
+class Rig:
+    """One rig: what it is called, what it is made of, and its two sentences for people.
+
+    `about` says what it serves, where and at what cost; `order` the usual order of its tools.
+    `make_plane` gets the folders, the owner's label and the journal; `make_runtime` the settings
+    (a callable, because they are read anew when tpu.env changes) and the folders.
+    """
+
+    name: str
+    about: str
+    order: str
+    settings: type[RigSettings]
+    plane_words: dict[str, str]
+    make_plane: Callable[[RigPaths, str, Journal], ServingPlane]
+    make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
+    toolsets: Sequence[type[Toolset]]
+    runtime_requirements: Sequence[str] = ()
+
+
+class SettingsSource:
+    """Reads a rig's settings when they are asked for, and again when tpu.env has changed."""
+
+    def __init__(self, kind: type[RigSettings], folder: Path) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._known: tuple[int, RigSettings] | None = None
+
+    def __call__(self) -> RigSettings:
+        try:
+            stamp = (self._folder / SETTINGS_FILE).stat().st_mtime_ns
+        except OSError:
+            stamp = -1
+        if self._known is None or self._known[0] != stamp:
+            self._known = (stamp, load_settings(self._kind, self._folder))
+        return self._known[1]
+
+
+class AssembledRig:
+    """A rig in its folder, with its state: the toolsets are made, nothing is started."""
+
+    def __init__(self, rig: Rig, server_file: Path) -> None:
+        self.rig = rig
+        self.folder = server_file.parent
+        paths = rig_paths(rig.name)
+        prefix = f"rig={rig.name};owner={installation_id(paths)}"
+        journal = Journal(paths.state / "journal.jsonl")
+        source = SettingsSource(rig.settings, self.folder)
+        plane = rig.make_plane(paths, prefix, journal)
+        runtime = rig.make_runtime(source, paths)
+        self.context = RigContext(
+            rig=rig.name,
+            version=server_version(server_file),
+            load=source,
+            paths=paths,
+            server_file=server_file,
+            journal=journal,
+            jobs=JobStore(paths.jobs, prefix),
+            plane=plane,
+            runtime=runtime,
+            vocabulary={**plane.vocabulary, **runtime.vocabulary, **rig.plane_words},
+            extras={"about": rig.about, "order": rig.order},
+        )
+        self.toolsets: list[Toolset] = [kind(self.context) for kind in rig.toolsets]
+        self.toolsets.append(HelpToolset(self.context, self.listing))
+
+    def listing(self) -> list[tuple[str, list[ToolMethod]]]:
+        """The loaded toolsets by name, each with its tools."""
+        wanted = self._wanted_toolsets()
+        return [(t.toolset_name, t.tool_methods()) for t in self.toolsets if wanted(t)]
+
+    def _wanted_toolsets(self) -> Callable[[Toolset], bool]:
+        try:
+            choice = self.context.settings.rig_toolsets
+        except RigError:
+            choice = "default"
+        names = {name.strip() for name in choice.split(",")}
+        return lambda toolset: (
+            "all" in names
+            or toolset.toolset_name in names
+            or ("default" in names and toolset.on_by_default)
+        )
+
+    def _read_only(self) -> bool:
+        return self.context.settings.rig_read_only
+
+    def tools(self) -> list[GuardedTool]:
+        """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""
+        tools = [
+            GuardedTool.from_method(method, self._read_only)
+            for _, methods in self.listing()
+            for method in methods
+        ]
+        names = [tool.name for tool in tools]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(f"two tools of one name: {', '.join(sorted(twice))}")
+        return tools
+
+    def job_runners(self) -> dict[str, JobRunner]:
+        """What a worker runs for each kind of job, over all toolsets, loaded or not."""
+        return {kind: run for t in self.toolsets for kind, run in t.job_runners().items()}
+
+    def server(self) -> MCPServer:
+        """The MCP server of this rig, with its logging redacted."""
+        log_redacted()
+        try:
+            name = self.context.settings.mcp_server_name or slug_of(self.rig.name)
+        except RigError as error:
+            print(clean(str(error)), file=sys.stderr, flush=True)
+            name = slug_of(self.rig.name)
+        return MCPServer(
+            name,
+            title=self.rig.name,
+            instructions=f"{self.rig.about} {self.rig.order}",
+            version=self.context.version,
+            tools=list(self.tools()),
+            log_level="WARNING",
+        )
+
+
+def server_version(server_file: Path) -> str:
+    """The rig version and the first 12 hex digits of server.py's SHA-256: what a report cites."""
+    return f"{RIG_VERSION}+{hashlib.sha256(server_file.read_bytes()).hexdigest()[:12]}"
+
+
+class _RedactedLines(logging.Formatter):
+    """A formatter that lets no secret into standard error, also not in a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record), 8000)
+
+
+def log_redacted() -> None:
+    """Send all logging to standard error, redacted. Before the SDK sets up its own."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_RedactedLines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -1,0 +1,1 @@
+"""Boundaries: one module for each outside thing that is spoken to or read."""

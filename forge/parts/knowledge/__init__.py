@@ -1,0 +1,1 @@
+"""What is known about chips, prices and models: data with sources, and the arithmetic on it."""

@@ -1,0 +1,1 @@
+"""Runtimes: what loads the weights. Runtimes know no plane."""

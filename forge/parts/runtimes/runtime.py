@@ -1,0 +1,55 @@
+"""What a runtime is to the toolsets: it checks its environment, gets weights, plans a launch.
+
+Runtimes know no plane: they never start a process that is to stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from forge.parts.planes.plane import Launch, Room
+
+# Told with a fraction (0 to 1) of the phase and a few words.
+PhaseReport = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that a runtime needs and whether it is there; `remedy` says how to get it."""
+
+    name: str
+    present: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Weights that are ready to be served: where they lie and what serving them takes, in bytes."""
+
+    name: str
+    folder: Path
+    architecture: str
+    size_on_disk: int
+    memory_needed: Mapping[str, int]
+    beside: str = ""
+
+    @property
+    def memory_total(self) -> int:
+        return sum(self.memory_needed.values())
+
+
+class Runtime(Protocol):
+    """The verbs of a runtime."""
+
+    vocabulary: Mapping[str, str]
+    phases: Sequence[str]
+
+    async def needs(self) -> Sequence[Need]: ...
+    def local_model(self, name: str) -> ServedModel | None: ...
+    async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel: ...
+    def launch(self, model: ServedModel) -> Launch: ...
+    def loading_step(self, log: str) -> str: ...

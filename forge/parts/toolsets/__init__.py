@@ -1,0 +1,1 @@
+"""Toolsets: the MCP tools, one concern a class."""

@@ -1,0 +1,1 @@
+"""unittest classes that the rigs carry in their test_server.py."""

@@ -1,0 +1,1 @@
+"""Tests of forge, of its parts, and across the rigs."""
