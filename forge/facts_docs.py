@@ -20,7 +20,7 @@ from forge.parts.knowledge.memory import (
     step_bytes,
     weight_bytes,
 )
-from forge.parts.knowledge.models import GEMMA4, Checkpoint
+from forge.parts.knowledge.models import GEMMA4, PublishedCheckpoint
 from forge.parts.knowledge.prices import PRICES
 
 SHOWN_ENCODINGS = ("bf16", "fp8", "w4a16", "q4_0")
@@ -215,7 +215,9 @@ def _ple_cell(geometry: Geometry) -> str:
     return f"{parameter_counts(geometry).ple_table / 1e9:.3f} B" if geometry.ple_dim else "none"
 
 
-def _checkpoint_row(name: str, checkpoint: Checkpoint, notes: _Footnotes) -> tuple[str, ...]:
+def _checkpoint_row(
+    name: str, checkpoint: PublishedCheckpoint, notes: _Footnotes
+) -> tuple[str, ...]:
     remark = f"; {checkpoint.note}" if checkpoint.note else ""
     return (
         name,

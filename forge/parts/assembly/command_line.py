@@ -122,7 +122,8 @@ async def _call_tool(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         raise RigError("NOT_FOUND", f"no tool {clean(arguments.tool, 80)}; there are: {near}")
     typed = _typed_arguments(tools[arguments.tool].parameters, arguments.arguments)
 
-    async def tell(_progress: float, _total: float | None, message: str | None) -> None:
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        del progress, total
         print(f"… {message}", file=sys.stderr, flush=True)
 
     async with Client(rig.server()) as client:
@@ -169,6 +170,8 @@ async def _preflight(rig: AssembledRig) -> int:
     for present, what, detail, remedy in rows:
         missing += not present
         mark = "ok     " if present else "MISSING"
-        print(clean(f"{mark} {what}: {detail}" + ("" if present else f"\n        get it: {remedy}")))
+        print(
+            clean(f"{mark} {what}: {detail}" + ("" if present else f"\n        get it: {remedy}"))
+        )
     print("Everything is there." if not missing else f"{missing} missing.")
     return 1 if missing else 0

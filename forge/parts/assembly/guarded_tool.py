@@ -116,7 +116,7 @@ class GuardedTool(Tool):
 
 
 def _without_titles(schema: Any) -> Any:
-    """A JSON schema without pydantic's automatic titles: 9 % of a tool list's tokens for nothing."""
+    """A JSON schema without pydantic's automatic titles: 9 % of a tool list's tokens."""
     if isinstance(schema, dict):
         return {
             key: _without_titles(value)

@@ -75,7 +75,7 @@ class AssembledRig:
         self.rig = rig
         self.folder = server_file.parent
         paths = rig_paths(rig.name)
-        prefix = f"rig={rig.name};owner={installation_id(paths)}"
+        prefix = f"rig={rig.name};owner={_owner_or_none(paths)}"
         journal = Journal(paths.state / "journal.jsonl")
         source = SettingsSource(rig.settings, self.folder)
         plane = rig.make_plane(paths, prefix, journal)
@@ -149,6 +149,15 @@ class AssembledRig:
             tools=list(self.tools()),
             log_level="WARNING",
         )
+
+
+def _owner_or_none(paths: RigPaths) -> str:
+    """This installation's id. Without a writable home the server still comes up and answers;
+    what would start something is then refused by its own first write."""
+    try:
+        return installation_id(paths)
+    except (RigError, OSError):
+        return "none"
 
 
 def server_version(server_file: Path) -> str:

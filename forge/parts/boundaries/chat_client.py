@@ -23,9 +23,9 @@ _ANSWER_LIMIT = 4_000_000  # characters kept of one answer
 
 @dataclass
 class ChatAnswer:
-    """One streamed answer. Times in seconds from the request's start; counts from the server's usage.
+    """One streamed answer. Times in seconds from the request's start; counts from usage.
 
-    `complete` is true only when the server said why it stopped; else `broke_off` says what happened.
+    `complete` is true only when the server said why it stopped; else `broke_off` says why not.
     """
 
     text: str = ""
@@ -61,7 +61,7 @@ async def _event_lines(response: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _take_chat_event(answer: ChatAnswer, payload: bytes, begun: float) -> None:
-    """Add one event to `answer`; RigError PARTIAL when the server reports an error in the stream."""
+    """Add one event to `answer`; RigError PARTIAL when the server reports an error in it."""
     now = time.monotonic() - begun
     try:
         event = json.loads(payload.decode("utf-8", "replace"))
@@ -106,7 +106,7 @@ class ChatClient:
         )
 
     async def get_json(self, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
-        """GET `path` as a JSON object. Raises RigError UNREACHABLE, TIMEOUT or DENIED (not JSON)."""
+        """GET `path` as a JSON object. RigError UNREACHABLE, TIMEOUT or DENIED (not JSON)."""
         try:
             async with asyncio.timeout(timeout_s), self._http(timeout_s) as http:
                 response = await http.get(path)

@@ -65,7 +65,7 @@ class Checkpoint:
         )
 
     def per_layer_embedding_size(self, element_bytes: int) -> int:
-        """Bytes of Gemma 4's per-layer embedding table, a gather that may stay in the page cache."""
+        """Bytes of Gemma 4's per-layer embedding table, a gather that may stay in page cache."""
         return sum(
             tensor.elements * element_bytes
             for tensor in self.tensors

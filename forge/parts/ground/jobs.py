@@ -94,6 +94,7 @@ class JobStore:
             arguments=arguments,
             phases=list(phases),
             phase=phases[0] if phases else "",
+            message="waiting for its worker",
             created_at=utc_now(),
             created_unix=time.time(),
         )

@@ -21,7 +21,11 @@ def outcome_as_text(outcome: Outcome) -> str:
     """The text half of a result: the summary, each further field on a line, then the next step."""
     lines = [outcome.summary]
     for name, value in outcome.model_dump(mode="json", exclude={"summary", "next_step"}).items():
-        if value not in (None, "", [], {}):
+        if isinstance(value, dict) and value:
+            lines += [f"{name}:", *(f"  {key}: {item}" for key, item in value.items())]
+        elif isinstance(value, list) and value:
+            lines += [f"{name}:", *(f"  - {item}" for item in value)]
+        elif isinstance(value, bool | int) or value:  # 0.0 and "" say nothing, False and 0 do
             lines.append(f"{name}: {value}")
     if outcome.next_step:
         lines.append(f"Next: {outcome.next_step}")

@@ -87,7 +87,7 @@ def load_settings(kind: type[SettingsT], folder: Path) -> SettingsT:
             "restore the file that came with the rig",
         ) from error
     try:
-        return kind(_env_file=path)
+        return kind(_env_file=path)  # type: ignore[call-arg]  # a BaseSettings argument
     except ValidationError as error:
         raise RigError("INVALID", _describe_settings_fault(error, kind)) from None
     except SettingsError as error:

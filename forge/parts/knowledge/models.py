@@ -12,7 +12,7 @@ from forge.parts.knowledge.geometry import FULL_LAYER, SLIDING_LAYER, Geometry
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class PublishedCheckpoint:
     """One repository of weights.
 
     repo: its id on the Hugging Face hub (or Ollama's tag).
@@ -48,7 +48,7 @@ class Model:
     geometry_date: str
     vision_tower: Figure
     audio_tower: Figure
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[PublishedCheckpoint, ...]
 
 
 def _sliding_then_full(layers: int, every: int) -> tuple[str, ...]:
@@ -64,28 +64,30 @@ _GEMMA_WHEEL = "gemma 4.0.1 (PyPI), its model configurations"
 _NO_FILE = unmeasured_figure("bytes")
 
 
-def _reference(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> Checkpoint:
-    return Checkpoint(repo, "", "bf16", True, source, date, file)
+def _reference(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
+    return PublishedCheckpoint(repo, "", "bf16", True, source, date, file)
 
 
-def _w4a16(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> Checkpoint:
+def _w4a16(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
     note = (
         "embeddings stay bf16 (PLE table too), and a second bf16 copy of the tied head is on disk"
     )
-    return Checkpoint(repo, "w4a16", "w4a16", True, source, date, file, note)
+    return PublishedCheckpoint(repo, "w4a16", "w4a16", True, source, date, file, note)
 
 
-def _unquantized(repo: str, source: str, date: str, more: str = "") -> Checkpoint:
+def _unquantized(repo: str, source: str, date: str, more: str = "") -> PublishedCheckpoint:
     note = "trained for q4_0, stored as bf16" + more
-    return Checkpoint(repo, "q4_0", "bf16", True, source, date, _NO_FILE, note)
+    return PublishedCheckpoint(repo, "q4_0", "bf16", True, source, date, _NO_FILE, note)
 
 
-def _gguf(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> Checkpoint:
-    return Checkpoint(repo, "q4_0", "q4_0", True, source, date, file)
+def _gguf(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
+    return PublishedCheckpoint(repo, "q4_0", "q4_0", True, source, date, file)
 
 
-def _fp8(repo: str, note: str, file: Figure = _NO_FILE, *, exists: bool = True) -> Checkpoint:
-    return Checkpoint(repo, "fp8", "fp8", exists, _RUN_ARTICLE, "2026", file, note)
+def _fp8(
+    repo: str, note: str, file: Figure = _NO_FILE, *, exists: bool = True
+) -> PublishedCheckpoint:
+    return PublishedCheckpoint(repo, "fp8", "fp8", exists, _RUN_ARTICLE, "2026", file, note)
 
 
 # The class defaults of transformers' Gemma4TextConfig (hidden 2304, 30 layers) are no real size.
@@ -151,7 +153,7 @@ GEMMA4: dict[str, Model] = {
                 "2026-09-02",
                 Figure(3349516256, "bytes", _DEV_README, "2026-09-02"),
             ),
-            Checkpoint(
+            PublishedCheckpoint(
                 "gemma4:e2b-it-qat",
                 "q4_0",
                 "q4_0",
@@ -293,7 +295,7 @@ GEMMA4: dict[str, Model] = {
                 _SEEN,
                 Figure(51.61e9, "bytes", _DEV_MODELS, "2026-08-20", note="rounded there"),
             ),
-            Checkpoint(
+            PublishedCheckpoint(
                 "google/gemma-4-26B-A4B-it-qat-w4a16-ct",
                 "w4a16",
                 "w4a16",
@@ -365,7 +367,7 @@ def model_for_slot(slot: str) -> Model:
     raise ValueError(f"model slot {slot!r} is not known; known: {known}")
 
 
-def checkpoint_for_repo(repo: str) -> tuple[Model, Checkpoint]:
+def checkpoint_for_repo(repo: str) -> tuple[Model, PublishedCheckpoint]:
     """The size and the entry of a repository id; ValueError when it is not in the table.
 
     An entry whose `exists` is False is returned as well: the caller can say why it cannot load.

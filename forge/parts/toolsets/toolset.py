@@ -63,7 +63,7 @@ class RigContext:
 
     @property
     def settings(self) -> RigSettings:
-        """The rig's values now. Raises RigError INVALID while tpu.env is at fault, and not after."""
+        """The rig's values now. Raises RigError INVALID while tpu.env is at fault."""
         return self.load()
 
 
