@@ -51,7 +51,7 @@ RIG = Rig(
     ),
     settings=LocalPytorchSettings,
     plane_words={},
-    make_plane=ThisComputer,
+    make_plane=lambda paths, label, journal, _load: ThisComputer(paths, label, journal),
     make_runtime=local_pytorch_runtime,
     toolsets=(ServingToolset, ModelToolset, JobsToolset),
     runtime_requirements=TRANSFORMERS_SERVE_REQUIREMENTS,

@@ -22,7 +22,7 @@ FAKE_PACKAGES = {
 }
 
 # The program itself. `control.json` beside it is read anew at the start and at every request.
-FAKE_SERVE_SOURCE = r'''
+FAKE_SERVE_SOURCE = r"""
 import http.server, json, os, pathlib, signal, sys, time
 
 HERE = pathlib.Path(__file__).resolve().parents[2]
@@ -54,9 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/health":
-            if control().get("health") == "html":
-                return self.reply(200, b"<html>hello</html>", "text/html")
-            return self.reply(200, {"status": "ok"})
+            return self.reply(control().get("health", 200), {"status": "ok"})
         if self.path == "/v1/models":
             return self.reply(200, {"object": "list", "data": [{"id": MODEL}]})
         return self.reply(404, {"detail": "Not Found"})
@@ -113,12 +111,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(60)
         if fault == "split":
             text = "Zürich 東京 😀"
-            data = b"data: " + json.dumps(self.chunk({"content": text}), ensure_ascii=False).encode()
-            for byte in data + b"\n\n":
+            data = json.dumps(self.chunk({"content": text}), ensure_ascii=False)
+            for byte in f"data: {data}\n\n".encode():
                 self.raw(bytes([byte]))
             words = []
         if fault == "5 MB line":
-            self.send(self.chunk({"content": "Paris " + "x" * 5_000_000}))
+            self.send(self.chunk({"role": "assistant"}) | {"padding": "x" * 5_000_000})
+        if fault == "3 MB answer":
+            self.send(self.chunk({"content": "Paris " + "x" * 3_000_000}))
             words = []
         if fault == "20 MB line":
             self.send(self.chunk({"content": "x" * 20_000_000}))
@@ -176,7 +176,15 @@ def main():
 
 
 main()
-'''
+"""
+
+
+# Python reads this at every start; `python -c …` is how a rig looks for its packages.
+_HOLDING_SITE = """
+import os, sys, time
+if "-c" in sys.orig_argv[1:2] and os.path.exists(os.path.join(os.path.dirname(__file__), "hold")):
+    time.sleep(120)
+"""
 
 
 class FakeEngine:
@@ -196,12 +204,20 @@ class FakeEngine:
             metadata = self.folder / f"{name}-{version}.dist-info" / "METADATA"
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (self.folder / "sitecustomize.py").write_text(_HOLDING_SITE)
+
+    def hold_environment_check(self, hold: bool) -> None:
+        """Whether the rig's look for its packages hangs, as on a disk that does not answer."""
+        if hold:
+            (self.folder / "hold").touch()
+        else:
+            (self.folder / "hold").unlink(missing_ok=True)
 
     def script(self, **orders: Any) -> None:
         """Replace the script, all at once: what is not named goes back to good behaviour.
 
-        `fault` (of one answer), `answer`, `pace_s`, `health`, `words`; at the start `load_s`,
-        `crash`, `never_listens`, `ignores_sigterm`, `noise` (bytes), `log`.
+        `fault` (of one answer), `answer`, `pace_s`, `words`, `health` (its status); at the start
+        `load_s`, `crash`, `never_listens`, `ignores_sigterm`, `noise` (bytes), `log`.
         """
         fresh = self.folder / "control.new"
         fresh.write_text(json.dumps(orders))

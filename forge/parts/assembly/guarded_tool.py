@@ -66,24 +66,30 @@ class GuardedTool(Tool):
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> Any:
         """Run the tool. Every failure is a ToolError whose first word is its class."""
-        if self.effect != "reads" and self.read_only_rig():
+        try:
+            refused = self.effect != "reads" and self.read_only_rig()
+        except RigError as error:  # whether it may change anything cannot be known: tpu.env is at fault
+            raise ToolError(clean(str(error), 8000)) from None
+        if refused:
             raise ToolError(
                 f"DENIED {self.name} changes something and this rig is read-only. "
                 "Next: unset RIG_READ_ONLY"
             )
         try:
             result = await super().run(arguments, context, convert_result=False)
+            answer = self._clean_answer(result)
+            return self.fn_metadata.convert_result(answer) if convert_result else answer
         except MCPError:
             raise
-        except ToolError as error:
-            raise ToolError(clean(self._error_text(error.__cause__ or error), 8000)) from None
-        answer = self._clean_answer(result)
-        return self.fn_metadata.convert_result(answer) if convert_result else answer
+        except Exception as error:
+            raise ToolError(clean(self._error_text(error), 8000)) from None
 
-    def _error_text(self, cause: BaseException) -> str:
+    def _error_text(self, error: Exception) -> str:
+        cause = error.__cause__ or error
         if isinstance(cause, RigError):
             return str(cause)
-        if isinstance(cause, ValidationError):
+        # Anywhere but in the arguments, the same exception is a fault of our own.
+        if isinstance(cause, ValidationError) and type(error) is ToolError:
             faults = [
                 f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
                 for fault in cause.errors(include_input=False, include_url=False)
@@ -102,6 +108,8 @@ class GuardedTool(Tool):
         """`result` redacted, printable and bounded; for models, text and structure say the same."""
         if isinstance(result, str):
             return clean(result)
+        if isinstance(result, list):  # texts and images
+            return [self._clean_answer(item) for item in result]
         if not isinstance(result, Outcome):
             return result
         fields = clean_value(result.model_dump(mode="json"))

@@ -35,8 +35,8 @@ class Rig:
     """One rig: what it is called, what it is made of, and its two sentences for people.
 
     `about` says what it serves, where and at what cost; `order` the usual order of its tools.
-    `make_plane` gets the folders, the owner's label and the journal; `make_runtime` the settings
-    (a callable, because they are read anew when tpu.env changes) and the folders.
+    `make_plane` gets the folders, the owner's label, the journal and the settings (a callable,
+    because they are read anew when tpu.env changes); `make_runtime` the settings and the folders.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Rig:
     order: str
     settings: type[RigSettings]
     plane_words: dict[str, str]
-    make_plane: Callable[[RigPaths, str, Journal], ServingPlane]
+    make_plane: Callable[[RigPaths, str, Journal, Callable[[], RigSettings]], ServingPlane]
     make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
     toolsets: Sequence[type[Toolset]]
     runtime_requirements: Sequence[str] = ()
@@ -75,10 +75,11 @@ class AssembledRig:
         self.rig = rig
         self.folder = server_file.parent
         paths = rig_paths(rig.name)
-        prefix = f"rig={rig.name};owner={_owner_or_none(paths)}"
+        owner = _owner_or_none(paths)
+        prefix = f"rig={rig.name};owner={owner or 'none'}"
         journal = Journal(paths.state / "journal.jsonl")
         source = SettingsSource(rig.settings, self.folder)
-        plane = rig.make_plane(paths, prefix, journal)
+        plane = rig.make_plane(paths, prefix, journal, source)
         runtime = rig.make_runtime(source, paths)
         self.context = RigContext(
             rig=rig.name,
@@ -91,6 +92,7 @@ class AssembledRig:
             plane=plane,
             runtime=runtime,
             vocabulary={**plane.vocabulary, **runtime.vocabulary, **rig.plane_words},
+            owner=owner,
             extras={"about": rig.about, "order": rig.order},
         )
         self.toolsets: list[Toolset] = [kind(self.context) for kind in rig.toolsets]
@@ -114,6 +116,16 @@ class AssembledRig:
         )
 
     def _read_only(self) -> bool:
+        """Whether what changes something is refused. RigError where that has another cause."""
+        if not self.context.owner:
+            # What a server without an owner's id starts, the next one could not know again.
+            raise RigError(
+                "DENIED",
+                f"the state folder {self.context.paths.state} could not be written when this "
+                "server started",
+                "free some disk space or make it writable (XDG_STATE_HOME), then restart this "
+                "server",
+            )
         return self.context.settings.rig_read_only
 
     def tools(self) -> list[GuardedTool]:
@@ -152,12 +164,12 @@ class AssembledRig:
 
 
 def _owner_or_none(paths: RigPaths) -> str:
-    """This installation's id. Without a writable home the server still comes up and answers;
+    """This installation's id, or "". Without a writable home the server still comes up and answers;
     what would start something is then refused by its own first write."""
     try:
         return installation_id(paths)
     except (RigError, OSError):
-        return "none"
+        return ""
 
 
 def server_version(server_file: Path) -> str:

@@ -7,7 +7,7 @@ proxy, and bounds every read in bytes and time.
 from __future__ import annotations
 
 import asyncio
-import json
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,9 +16,11 @@ from typing import Any
 import httpx2
 
 from forge.parts.ground.errors import RigError
+from forge.parts.ground.state import json_object
 
 _LINE_LIMIT = 8_000_000  # bytes of one event; larger ones are refused, not buffered
-_ANSWER_LIMIT = 4_000_000  # characters kept of one answer
+_ANSWER_LIMIT = 4_000_000  # characters of one answer; then the stream is left
+_BODY_LIMIT = 1_000_000  # bytes read of any other answer
 
 
 @dataclass
@@ -44,8 +46,22 @@ class ChatAnswer:
         return bool(self.finish_reason) and not self.broke_off
 
 
+async def _bounded_body(response: httpx2.Response) -> bytes:
+    """The first _BODY_LIMIT bytes of an answer; what is beyond them is not even fetched."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) >= _BODY_LIMIT:
+            break
+    return bytes(body[:_BODY_LIMIT])
+
+
 async def _event_lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """The `data:` payloads of an event stream, whole, whatever the chunks are cut into."""
+    """The `data:` payloads of an event stream, whole, whatever the chunks are cut into.
+
+    One payload a line: model servers write an event's JSON on one line, some without the blank line
+    that the standard asks for between two events.
+    """
     buffer = bytearray()
     async for chunk in response.aiter_bytes():
         buffer += chunk
@@ -63,32 +79,39 @@ async def _event_lines(response: httpx2.Response) -> AsyncIterator[bytes]:
 def _take_chat_event(answer: ChatAnswer, payload: bytes, begun: float) -> None:
     """Add one event to `answer`; RigError PARTIAL when the server reports an error in it."""
     now = time.monotonic() - begun
-    try:
-        event = json.loads(payload.decode("utf-8", "replace"))
-    except ValueError:
-        raise RigError("PARTIAL", "the server sent an event that is no JSON") from None
-    if not isinstance(event, dict):
-        return
+    event = json_object(payload.decode("utf-8", "replace"))
+    if event is None:
+        raise RigError("PARTIAL", "the server sent an event that is no JSON object")
     if event.get("error"):
         raise RigError("PARTIAL", f"the server reported an error: {str(event['error'])[:300]}")
     answer.model = str(event.get("model") or answer.model)
-    usage = event.get("usage")
-    if isinstance(usage, dict):
-        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
-        answer.completion_tokens = usage.get("completion_tokens", answer.completion_tokens)
-    for choice in event.get("choices") or []:
-        delta = choice.get("delta") or {}
-        piece = delta.get("content") or ""
-        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    usage = _mapping(event.get("usage"))
+    answer.prompt_tokens = _count(usage.get("prompt_tokens"), answer.prompt_tokens)
+    answer.completion_tokens = _count(usage.get("completion_tokens"), answer.completion_tokens)
+    choices = event.get("choices")
+    for choice in map(_mapping, choices if isinstance(choices, list) else []):
+        delta = _mapping(choice.get("delta"))
+        piece = str(delta.get("content") or "")
+        thought = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
         # The first chunk carries the role alone: it is no token, and must not stop the clock.
         if piece or thought:
             answer.arrivals.append(now)
             if answer.ttft_s is None:
                 answer.ttft_s = now
-            if len(answer.text) < _ANSWER_LIMIT:
-                answer.text += piece
-                answer.reasoning += thought
+            answer.text += piece
+            answer.reasoning += thought
+            if len(answer.text) + len(answer.reasoning) > _ANSWER_LIMIT:
+                raise RigError("PARTIAL", "the server sent an answer beyond all bounds")
         answer.finish_reason = str(choice.get("finish_reason") or answer.finish_reason)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any, known: int | None) -> int | None:
+    """A token count as the server gave it; what cannot be one leaves the known count."""
+    return value if type(value) is int and value >= 0 else known
 
 
 class ChatClient:
@@ -102,37 +125,41 @@ class ChatClient:
             base_url=self.base_url,
             trust_env=False,
             follow_redirects=False,
+            # Loopback speaks no TLS: a trust store would be 50 ms of every call, and of every TTFT.
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            # A compressed answer could unfold to any size before it is measured.
+            headers={"Accept-Encoding": "identity"},
             timeout=httpx2.Timeout(total_s, connect=min(5.0, total_s)),
         )
 
-    async def get_json(self, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
-        """GET `path` as a JSON object. RigError UNREACHABLE, TIMEOUT or DENIED (not JSON)."""
+    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Status and bounded body of GET `path`. Raises RigError UNREACHABLE or TIMEOUT."""
         try:
             async with asyncio.timeout(timeout_s), self._http(timeout_s) as http:
-                response = await http.get(path)
-        except TimeoutError:
-            raise RigError("TIMEOUT", f"{path} did not answer in {timeout_s:g} s") from None
-        except httpx2.TimeoutException:
+                async with http.stream("GET", path) as response:
+                    return response.status_code, await _bounded_body(response)
+        except (TimeoutError, httpx2.TimeoutException):
             raise RigError("TIMEOUT", f"{path} did not answer in {timeout_s:g} s") from None
         except httpx2.HTTPError as error:
             raise RigError("UNREACHABLE", f"nothing answers: {type(error).__name__}") from None
-        if response.status_code != 200:
-            raise RigError("UNREACHABLE", f"{path} answered {response.status_code}")
-        try:
-            value = response.json()
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
+
+    async def get_json(self, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
+        """GET `path` as a JSON object. RigError UNREACHABLE, TIMEOUT, or DENIED (no JSON)."""
+        status, body = await self._get(path, timeout_s)
+        if status != 200:
+            raise RigError("UNREACHABLE", f"{path} answered {status}")
+        value = json_object(body)
+        if value is None:
             raise RigError("DENIED", f"{path} did not answer as a model server does")
         return value
 
     async def healthy(self, path: str = "/health", timeout_s: float = 2.0) -> bool:
-        """Whether `path` answers 200 now."""
+        """Whether `path` answers 200 now; some servers say it with an empty body."""
         try:
-            await self.get_json(path, timeout_s)
+            status, _ = await self._get(path, timeout_s)
         except RigError:
             return False
-        return True
+        return status == 200
 
     async def chat(
         self,
@@ -146,8 +173,8 @@ class ChatClient:
     ) -> ChatAnswer:
         """One chat completion, streamed; whatever came before a break is kept and marked.
 
-        Raises RigError when no answer began: UNREACHABLE, TIMEOUT, AUTH, BUSY or INVALID after the
-        server's status, each with its own words.
+        Raises RigError when no answer began: UNREACHABLE, TIMEOUT, or after the server's status
+        AUTH, BUSY, INVALID, DENIED (a redirect, no chat completion) or INTERNAL, with its words.
         """
         messages = [{"role": "system", "content": system}] if system else []
         body = {
@@ -163,12 +190,16 @@ class ChatClient:
             async with asyncio.timeout(timeout_s), self._http(timeout_s) as http:
                 async with http.stream("POST", "/v1/chat/completions", json=body) as response:
                     if response.status_code != 200:
-                        raise _status_fault(response.status_code, await response.aread())
+                        raise _status_fault(response.status_code, await _bounded_body(response))
+                    events = 0
                     async for payload in _event_lines(response):
                         if payload == b"[DONE]":
                             break
                         if payload:
+                            events += 1
                             _take_chat_event(answer, payload, begun)
+                    if not events:
+                        raise RigError("DENIED", "what answers there streams no chat completion")
         except RigError as error:
             if error.error_class != "PARTIAL":
                 raise
@@ -200,7 +231,9 @@ def _status_fault(status: int, body: bytes) -> RigError:
         return RigError("AUTH", f"the model server refused the credentials ({status})")
     if status in (429, 503):
         return RigError("BUSY", f"the model server is overloaded ({status}): {words}")
-    if 400 <= status < 500:
+    if status < 400:
+        return RigError("DENIED", f"a redirect or no answer ({status}) came back; not followed")
+    if status < 500:
         return RigError("INVALID", f"the model server refused the request ({status}): {words}")
     return RigError(
         "INTERNAL",

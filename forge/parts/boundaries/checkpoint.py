@@ -5,13 +5,15 @@ Reads headers only, never a tensor, and knows nothing of who will load it.
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forge.parts.ground.errors import RigError
+from forge.parts.ground.state import json_object
 from forge.parts.knowledge.geometry import Geometry, geometry_from_config
 
 # Formats that run code when they are loaded (pickle). facts: CVE-2025-32434, CVE-2026-24747.
@@ -51,7 +53,8 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        return str((self.config.get("architectures") or ["unknown"])[0])
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else "unknown"
 
     def loaded_size(self, element_bytes: int) -> int:
         """Bytes when every floating tensor is held in `element_bytes` a number, others as they are.
@@ -79,36 +82,36 @@ def _refused(folder: Path, why: str, next_step: str) -> RigError:
 
 def _safetensors_header(path: Path) -> list[CheckpointTensor]:
     """The tensors that `path` announces; RigError when the file is shorter than it announces."""
-    size = path.stat().st_size
     with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _HEADER_LIMIT + 1
         if length > min(_HEADER_LIMIT, size):
             raise _refused(path.parent, f"{path.name} is cut off or damaged", "download it again")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError:
-            header = None
-    if not isinstance(header, dict):
+        header = json_object(file.read(length))
+    if header is None:
         raise _refused(path.parent, f"the header of {path.name} is damaged", "download it again")
     tensors, end = [], 0
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         try:
-            element_type, shape = entry["dtype"], entry["shape"]
+            element_type, shape = str(entry["dtype"]), entry["shape"]
             begin, finish = entry["data_offsets"]
-            elements = 1
-            for extent in shape:
-                elements *= int(extent)
+            elements = math.prod(shape)
+            known = _ELEMENT_BYTES.get(element_type)
+            counts = all(type(number) is int and number >= 0 for number in (*shape, begin, finish))
+            if not counts or (known and elements * known != finish - begin):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise _refused(
                 path.parent, f"{path.name} describes {name[:80]} in no known way", "check the file"
             ) from None
-        if element_type not in _ELEMENT_BYTES:
+        if known is None:
             raise _refused(
                 path.parent,
-                f"{path.name} holds elements of an unknown type {element_type!r}",
+                f"{path.name} holds elements of an unknown type {element_type[:20]}",
                 "use a release in bf16, f16, f32 or an integer type",
             )
         tensors.append(CheckpointTensor(name, element_type, elements, finish - begin))
@@ -121,23 +124,23 @@ def _safetensors_header(path: Path) -> list[CheckpointTensor]:
     return tensors
 
 
+# The files by which a release can ask its loader for code of its own.
+_CONFIGURATIONS = (
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+)
+
+
 def _config_of(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise _refused(
-            folder, "it has no readable config.json", "give a folder made by save_pretrained"
-        ) from None
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
+    if not (folder / "config.json").is_file():
+        raise _refused(folder, "it has no config.json", "give a folder made by save_pretrained")
+    config = json_object((folder / "config.json").read_bytes())
+    if config is None:
         raise _refused(folder, "its config.json is no JSON object", "download it again")
-    for name in ("config.json", "tokenizer_config.json", "processor_config.json"):
-        try:
-            remote = "auto_map" in json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError):
-            continue
-        if remote:
+    for name in _CONFIGURATIONS:
+        if "auto_map" in _settings_in(folder / name):
             raise RigError(
                 "DENIED",
                 f"{folder / name} asks for code of its own (auto_map), and no rig runs such code",
@@ -146,15 +149,16 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _settings_in(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty where there is none."""
+    return (json_object(path.read_bytes()) if path.is_file() else None) or {}
+
+
 def has_chat_template(folder: Path) -> bool:
     """Whether a chat template lies in the folder, as a file or within the tokenizer's settings."""
     if any(folder.glob("chat_template.jinja")) or any(folder.glob("chat_template.json")):
         return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+    return bool(_settings_in(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -162,8 +166,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     Raises RigError INVALID or DENIED, each with what to do: no folder, half-downloaded (missing
     shard, `.incomplete` file, cut-off tensors), pickled weights, `auto_map`, no tokenizer, no chat
-    template.
+    template, a file that cannot be read.
     """
+    try:
+        return _checked_folder(folder)
+    except OSError as error:
+        where = Path(error.filename or folder).name
+        why = f"{where} cannot be read ({error.strerror})"
+        raise _refused(folder, why, "make it readable, or let the download finish") from None
+
+
+def _checked_folder(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise _refused(folder, "there is no such folder", "check MODEL_NAME")
     names = sorted(path.name for path in folder.iterdir())
@@ -174,7 +187,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         )
     config = _config_of(folder)
     shards = [folder / name for name in names if name.endswith(".safetensors")]
-    pickled = [name for name in names if name.endswith(_PICKLED_SUFFIXES)]
+    pickled = [name for name in names if name.lower().endswith(_PICKLED_SUFFIXES)]
     if pickled:
         raise RigError(
             "DENIED",
@@ -183,17 +196,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         )
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        try:
-            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, OSError):
-            raise _refused(folder, f"{index.name} is damaged", "download it again") from None
+        weight_map = _settings_in(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise _refused(folder, f"{index.name} is damaged", "download it again")
+        wanted = {str(name) for name in weight_map.values()}
         missing = sorted(wanted - {path.name for path in shards})
         if missing:
             raise _refused(
                 folder,
-                f"{len(missing)} of {len(wanted)} files are missing, {missing[0]} first",
+                f"{len(missing)} of {len(wanted)} files are missing, {missing[0][:80]} first",
                 "let the download finish",
             )
+        # Some releases hold the same weights a second time under another name.
+        shards = [path for path in shards if path.name in wanted]
     if not shards:
         raise _refused(folder, "it holds no .safetensors file", "download the weights")
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer.model").exists():

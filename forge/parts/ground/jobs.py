@@ -103,7 +103,9 @@ class JobStore:
         return record
 
     def write(self, record: JobRecord) -> None:
-        write_json(self._path(record.id), clean_value(record.model_dump(mode="json")))
+        # The arguments stay as they were checked: a redacted path would be another path.
+        plain = record.model_dump(mode="json")
+        write_json(self._path(record.id), clean_value(plain) | {"arguments": record.arguments})
 
     def start_worker(self, record: JobRecord, server_file: Path) -> int:
         """Start the detached worker `server.py job ID` for `record`; returns its pid."""
@@ -133,7 +135,7 @@ class JobStore:
         if record.worker_pid is not None:
             alive = process_label(record.worker_pid) == self.label(record.id)
         else:
-            young = time.time() - record.created_unix < _WORKER_START_GRACE_S
+            young = abs(time.time() - record.created_unix) < _WORKER_START_GRACE_S
             alive = young or bool(find_labelled(self.label(record.id)))
         if alive:
             return record
@@ -180,11 +182,11 @@ class JobStore:
         return record
 
     def _forget_old(self) -> None:
-        """Keep the newest records only; those of unfinished jobs are never among the oldest."""
-        paths = sorted(self.folder.glob("*-*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-        for path in paths[_JOBS_KEPT:]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".log").unlink(missing_ok=True)
+        """Keep the newest records, and every job that is not finished."""
+        for job in self.all()[_JOBS_KEPT:]:
+            if job.finished:
+                self._path(job.id).unlink(missing_ok=True)
+                self.log(job.id).unlink(missing_ok=True)
 
 
 class JobProgress:
@@ -220,7 +222,13 @@ async def work_on_job(store: JobStore, job_id: str, runner: JobRunner) -> JobRec
     progress = JobProgress(store, record)
     progress.update(state="running", worker_pid=os.getpid())
     task = asyncio.ensure_future(runner(progress))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def cancel_once() -> None:
+        # A second SIGTERM would break off the undoing that the first one began.
+        if not task.cancelling():
+            task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel_once)
     end: dict[str, Any]
     try:
         end = {"state": "done", "percent": 100.0, "remaining_s": 0.0, "result": await task}

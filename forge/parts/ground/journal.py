@@ -5,6 +5,7 @@ Written before an act and after it, fsynced, so that a killed server can be expl
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.redact import clean_value
-from forge.parts.ground.state import private_folder
+from forge.parts.ground.state import json_object, private_folder
 
 JOURNAL_SCHEMA = 1
 
@@ -48,7 +49,8 @@ class Journal:
                 if end and os.pread(handle, 1, end - 1) != b"\n":
                     line = b"\n" + line
                 if os.write(handle, line) != len(line):
-                    raise OSError(28, "the disk is full")
+                    os.ftruncate(handle, end)  # half an intent is none
+                    raise OSError(errno.ENOSPC, "the disk is full")
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -65,11 +67,8 @@ class Journal:
         try:
             with self.path.open("rb") as file:
                 for line in file:
-                    try:
-                        entry = json.loads(line)
-                    except ValueError:
-                        continue
-                    if isinstance(entry, dict) and entry.get("v") == JOURNAL_SCHEMA:
+                    entry = json_object(line)
+                    if entry is not None and entry.get("v") == JOURNAL_SCHEMA:
                         kept.append(entry)
         except OSError:
             return []

@@ -24,7 +24,7 @@ async def held_lock(folder: Path, purpose: str, wait_s: float = 5.0) -> AsyncIte
     import filelock
 
     private_folder(folder)
-    lock = filelock.FileLock(folder / f"{purpose}.lock", thread_local=False)
+    lock = filelock.FileLock(folder / f"{purpose}.lock", mode=0o600, thread_local=False)
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -38,6 +38,8 @@ async def held_lock(folder: Path, purpose: str, wait_s: float = 5.0) -> AsyncIte
                     "get_system_status()",
                 ) from None
             await asyncio.sleep(0.05)
+        except OSError as error:
+            raise RigError("DENIED", f"the lock {lock.lock_file}: {error.strerror}") from error
     try:
         yield
     finally:

@@ -15,7 +15,10 @@ _GRAMMARS: dict[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"),
         "1 to 63 lower-case letters, digits and dashes, a letter first",
     ),
-    "zone": (re.compile(r"[a-z]{2,12}-[a-z]{2,14}[0-9]{1,2}-?[a-z]"), "a zone such as us-east5-b"),
+    "zone": (
+        re.compile(r"[a-z]{2,12}(?:-[a-z]{2,14}){1,2}-?[0-9]{1,2}-?[a-z]"),
+        "a zone such as us-east5-b",
+    ),
     "job": (
         re.compile(r"[a-z]{3,16}-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"),
         "a job's id as a tool gave it, such as serve-20260131-120000-1a2b3c",

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from forge.parts.ground.state import private_folder
 
 LABEL_VARIABLE = "GEMMA4_RIG_LABEL"
 OUTPUT_LIMIT = 64_000  # bytes kept of one program's output: a third of it head, the rest tail
+_DRAIN_PATIENCE_S = 2.0  # for the rest of the output after the program's end
 
 _attached_groups: set[int] = set()
 _detached_children: list[subprocess.Popen[bytes]] = []
@@ -68,11 +70,16 @@ async def _drain_stream(stream: asyncio.StreamReader, kept: _HeadAndTail) -> Non
         kept.add(data)
 
 
+async def _until_exit(process: asyncio.subprocess.Process) -> int:
+    """The exit status. Polled: on some Pythons `wait` also waits for pipes a grandchild holds."""
+    while process.returncode is None:
+        await asyncio.sleep(0.01)
+    return process.returncode
+
+
 def _signal_group(group: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 async def run_program(
@@ -106,22 +113,27 @@ async def run_program(
     _attached_groups.add(process.pid)
     out, err = _HeadAndTail(output_limit), _HeadAndTail(output_limit)
     assert process.stdout is not None and process.stderr is not None
+    drains = [
+        asyncio.ensure_future(_drain_stream(process.stdout, out)),
+        asyncio.ensure_future(_drain_stream(process.stderr, err)),
+    ]
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(
-                _drain_stream(process.stdout, out), _drain_stream(process.stderr, err)
-            )
-            returncode = await process.wait()
+            returncode = await _until_exit(process)
+        # A grandchild that was left behind goes now, and its hold on the pipes with it; one that
+        # made itself a session of its own may keep them, and is not waited for.
+        _signal_group(process.pid, signal.SIGKILL)
+        await asyncio.wait(drains, timeout=_DRAIN_PATIENCE_S)
     except TimeoutError:
         raise RigError(
             "TIMEOUT", f"{Path(argv[0]).name} did not end within {timeout_s:g} s and was stopped"
         ) from None
     finally:
-        # Also after a normal end: a grandchild that was left behind goes with its group.
         _signal_group(process.pid, signal.SIGKILL)
         _attached_groups.discard(process.pid)
-        if process.returncode is None:
-            await asyncio.shield(process.wait())
+        for drain in drains:
+            drain.cancel()
+        await _until_exit(process)
     return Finished(returncode, out.text(), err.text(), out.dropped + err.dropped)
 
 
@@ -150,9 +162,9 @@ def spawn_detached(
         finally:
             os.close(output)
     except FileNotFoundError as error:
-        raise RigError("NOT_FOUND", f"the program {argv[0]} is not there") from error
-    except OSError as error:
-        raise RigError("DENIED", f"{argv[0]} cannot be started: {error.strerror}") from error
+        raise RigError("NOT_FOUND", f"{error.filename or argv[0]} is not there") from error
+    except (OSError, ValueError) as error:
+        raise RigError("DENIED", f"{argv[0]} cannot be started: {error}") from error
     _detached_children.append(child)
     return child.pid
 
@@ -179,21 +191,25 @@ def process_label(pid: int) -> str | None:
         return None
 
 
-def find_labelled(label: str) -> list[int]:
-    """The pids of all live group leaders with exactly this label, oldest first."""
+def _family(label: str) -> list[int]:
+    """The pids of all live processes with exactly this label: it is inherited. Oldest first."""
     import psutil
 
-    _reap_children()
-    found: list[tuple[float, int]] = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(LABEL_VARIABLE) != label:
-                continue
-            if process.status() != psutil.STATUS_ZOMBIE and os.getpgid(process.pid) == process.pid:
-                found.append((process.create_time(), process.pid))
-        except (psutil.Error, OSError, ValueError):
-            continue
-    return [pid for _, pid in sorted(found)]
+    processes = psutil.process_iter(["create_time"], ad_value=0.0)
+    in_order = sorted(processes, key=lambda process: float(process.info["create_time"]))
+    return [process.pid for process in in_order if process_label(process.pid) == label]
+
+
+def _leads_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pid
+    except OSError:
+        return False
+
+
+def find_labelled(label: str) -> list[int]:
+    """The pids of all live group leaders with exactly this label, oldest first."""
+    return [pid for pid in _family(label) if _leads_group(pid)]
 
 
 async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
@@ -201,15 +217,17 @@ async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
 
     Returns whether it is gone now; a process under this pid with another label is never touched.
     """
-    deadline = time.monotonic() + patience_s
-    number = signal.SIGTERM
-    while process_label(pid) == label:
-        _signal_group(pid, number)
+    for number, patience in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + patience
+        if process_label(pid) == label:
+            _signal_group(pid, number)
         while process_label(pid) == label and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if number == signal.SIGKILL:
-            break
-        number, deadline = signal.SIGKILL, time.monotonic() + 5.0
+    # What it started may have ignored the SIGTERM, or be of a group of its own.
+    for relative in _family(label):
+        if relative != os.getpid():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(relative, signal.SIGKILL)
     return process_label(pid) != label
 
 
@@ -217,6 +235,20 @@ def kill_attached() -> None:
     """Kill every attached program's group at once: the last act before this process goes."""
     for group in list(_attached_groups):
         _signal_group(group, signal.SIGKILL)
+    # One that was being started this very moment is a child already, and in no list yet.
+    for pid in _children():
+        if pid not in {child.pid for child in _detached_children} and not process_label(pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process().children()]
+    except (psutil.Error, OSError):
+        return []
 
 
 def _leave_at_once(number: int, _frame: FrameType | None) -> None:

@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TEXT_LIMIT = 32_000  # characters of one result; a client's own limit is about 25,000 tokens
 
-# Shapes of credentials that may stand in logs. Sources: the providers' own token formats.
-_SECRET_SHAPES = re.compile(
-    r"hf_[A-Za-z0-9]{8,}"
-    r"|ya29\.[A-Za-z0-9_.\-]{8,}"
-    r"|\b(?:AKIA|ASIA)[A-Z0-9]{12,}"
-    r"|\bdop_v1_[a-f0-9]{16,}"
-    r"|\bsk-[A-Za-z0-9_\-]{16,}"
-    r"|(?i:bearer)\s+[A-Za-z0-9._~+/\-]{8,}=*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+# Shapes of credentials that may stand in logs. Sources: the providers' own token formats. One
+# expression each: with its fixed beginning it is searched for ten times faster than as a branch.
+_SECRET_SHAPES = (
+    re.compile(r"hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{8,}"),  # not hf_transfer or hf_overrides
+    re.compile(r"ya29\.[A-Za-z0-9_.\-]{8,}"),
+    re.compile(r"AKIA[A-Z0-9]{12,}"),
+    re.compile(r"ASIA[A-Z0-9]{12,}"),
+    re.compile(r"dop_v1_[a-f0-9]{16,}"),
+    re.compile(r"sk-(?<![A-Za-z0-9]sk-)[A-Za-z0-9_\-]{16,}"),
+    re.compile(r"AIza[A-Za-z0-9_\-]{30,}"),
+    re.compile(r"eyJ[A-Za-z0-9_\-.]{20,}"),  # a JSON web token
+    re.compile(r"bearer\s+[A-Za-z0-9._~+/\-]{8,}=*", re.I),
+    re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    ),
 )
+_ADDRESS_LOGIN = re.compile(r"://[^\s/@:]+:[^\s/@]+@")
 _SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIAL", re.I)
-# C0 and C1 but newline and tab, DEL, bidirectional and zero-width marks, lone surrogates.
+# C0 and C1 but newline and tab, DEL, bidirectional and zero-width marks, lone surrogates, tags.
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e01ef]"
 )
 _ANSI_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 
@@ -36,15 +44,17 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     Values under 8 characters are left out: they would black out ordinary words.
     """
     source = os.environ if environment is None else environment
-    found = {v for k, v in source.items() if _SECRET_NAMES.search(k) and len(v) >= 8}
-    return tuple(sorted(found, key=len, reverse=True))
+    found = {v.strip() for k, v in source.items() if _SECRET_NAMES.search(k)}
+    return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
 def redact(text: str) -> str:
     """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
     for value in secret_values():
         text = text.replace(value, "[redacted]")
-    return _SECRET_SHAPES.sub("[redacted]", text)
+    for shape in _SECRET_SHAPES:
+        text = shape.sub("[redacted]", text)
+    return _ADDRESS_LOGIN.sub("://[redacted]@", text)
 
 
 def printable(text: str) -> str:
@@ -71,12 +81,30 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
     return clip(redact(printable(clip(text, 8 * limit))), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
-    """`clean` over every string (keys too) of a JSON value; other scalars pass through."""
+def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+    """`clean` over every string (keys too) of a JSON value; other scalars pass through.
+
+    Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
+    level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
+    """
     if isinstance(value, str):
         return clean(value, limit)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth > 20:
+        return "[… nested too deep …]"
+    room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
-        return {clean(str(k), 200): clean_value(v, limit) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean_value(v, limit) for v in value]
-    return value
+        pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
+        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
+    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+
+
+def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:
+    """At most `room` of `items`, a third from the head; among texts a remark tells the gap."""
+    if len(items) <= room:
+        return items
+    head, tail = items[: room // 3], items[room // 3 - room :]
+    texts = all(isinstance(i[-1] if isinstance(i, tuple) else i, str) for i in head)
+    left_out = [remark(f"[… {len(items) - room} items left out …]")] if texts else []
+    return [*head, *left_out, *tail]

@@ -5,11 +5,12 @@ Only server.py reads tpu.env; a shell gets the same values through `server.py en
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -17,7 +18,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from forge.parts.ground.errors import RigError
 
 SETTINGS_FILE = "tpu.env"
-_ASSIGNMENT = re.compile(r"""([A-Z][A-Z0-9_]*)=("[^"]*"|'[^']*'|[^\s"'#][^"'#]*|)\s*(?:#.*)?""")
+# Only what has one reading: quoted without backslashes, or bare words; a comment after a blank.
+_ASSIGNMENT = re.compile(
+    r"""([A-Z][A-Z0-9_]*)="""
+    r"""(?:("[^"\\]*"|'[^'\\]*'|[^\s"'#]\S*(?:[ \t]+[^\s#]\S*)*)(?:[ \t]+#.*)?)?"""
+)
 
 SettingsT = TypeVar("SettingsT", bound="RigSettings")
 Origin = Literal["environment", "tpu.env", "default"]
@@ -48,7 +53,7 @@ class RigSettings(BaseSettings):
 def _check_settings_lines(path: Path) -> None:
     """Refuse what the dotenv reader would swallow: bare and double keys, garbage, interpolation."""
     seen: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -56,7 +61,7 @@ def _check_settings_lines(path: Path) -> None:
         if match is None:
             raise RigError("INVALID", f"{path.name} line {number} is not KEY=value", "correct it")
         key, value = match.groups()
-        if "$" in value:
+        if value and "$" in value:
             raise RigError(
                 "INVALID",
                 f"{path.name} line {number}: {key} holds a '$', and values are taken as they stand",
@@ -86,6 +91,8 @@ def load_settings(kind: type[SettingsT], folder: Path) -> SettingsT:
             f"{path} cannot be read: {error.strerror}",
             "restore the file that came with the rig",
         ) from error
+    except UnicodeDecodeError:
+        raise RigError("INVALID", f"{path.name} is not UTF-8", "write it as UTF-8") from None
     try:
         return kind(_env_file=path)  # type: ignore[call-arg]  # a BaseSettings argument
     except ValidationError as error:
@@ -104,17 +111,22 @@ def _describe_settings_fault(error: ValidationError, kind: type[RigSettings]) ->
             known = ", ".join(sorted(name.upper() for name in kind.model_fields))
             faults.append(f"{key} is not a key of this rig (known: {known})")
         else:
-            where = "the environment" if os.environ.get(key) else SETTINGS_FILE
+            where = "the environment" if key in _ambient_keys() else SETTINGS_FILE
             faults.append(f"{key} (from {where}): {item['msg']}")
     return f"{SETTINGS_FILE}: " + "; ".join(faults)
 
 
+def _ambient_keys() -> set[str]:
+    """The names of non-empty environment variables in capitals: their case does not count."""
+    return {key.upper() for key, value in os.environ.items() if value}
+
+
 def origin_of_settings(settings: RigSettings) -> dict[str, Origin]:
     """For each key, where its value came from: an ambient variable wins silently otherwise."""
-    environment = {key.lower() for key, value in os.environ.items() if value}
+    environment = _ambient_keys()
     origins: dict[str, Origin] = {}
     for name in type(settings).model_fields:
-        if name in environment:
+        if name.upper() in environment:
             origins[name] = "environment"
         else:
             origins[name] = "tpu.env" if name in settings.model_fields_set else "default"
@@ -124,7 +136,8 @@ def origin_of_settings(settings: RigSettings) -> dict[str, Origin]:
 def settings_as_shell(settings: RigSettings) -> str:
     """`export KEY=value` lines for a shell to eval, quoted so that JSON and blanks survive."""
     lines = []
-    for name, value in settings.model_dump(mode="json").items():
-        text: Any = {True: "1", False: "0"}.get(value, value) if isinstance(value, bool) else value
-        lines.append(f"export {name.upper()}={shlex.quote(str(text))}")
+    for name, value in settings.model_dump(mode="json", exclude_none=True).items():
+        text = str(int(value)) if isinstance(value, bool) else value
+        text = text if isinstance(text, str) else json.dumps(text)
+        lines.append(f"export {name.upper()}={shlex.quote(text)}")
     return "\n".join(lines)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +46,15 @@ def rig_paths(rig: str) -> RigPaths:
 
 
 def private_folder(path: Path) -> Path:
-    """`path` as an existing folder that only this user can read (0700).
+    """`path` as an existing folder; what of it is missing is made for this user alone (0700).
 
     Raises RigError DENIED where it cannot be made or written (read-only home, full disk): a rig
     that cannot write down what it starts does not start it.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One by one: with parents=True the mode would hold for the last one only.
+        for folder in (*reversed(path.parents), path):
+            folder.mkdir(exist_ok=True, mode=0o700)
     except OSError as error:
         raise RigError(
             "DENIED",
@@ -89,20 +93,31 @@ def write_json(path: Path, value: Any) -> None:
     write_private(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`; None where it is absent or damaged (damage is renamed aside)."""
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that `text` is; None where it is none, broken, or nested beyond reading."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
-    except (OSError, ValueError):
-        value = None
-    if not isinstance(value, dict):
-        try:
+    return value if isinstance(value, dict) else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None where it is absent or damaged (damage is renamed aside).
+
+    Raises RigError DENIED where it is there and cannot be read: that says nothing about what it
+    holds, and a record must not be lost over it.
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RigError("DENIED", f"{path} cannot be read: {error.strerror}") from error
+    value = json_object(data)
+    if value is None:
+        with suppress(OSError):
             path.replace(path.with_suffix(".damaged"))
-        except OSError:
-            return None
-        return None
     return value
 
 
@@ -112,19 +127,24 @@ def installation_id(paths: RigPaths) -> str:
     Two servers that start at once agree: the file is linked into place, and the first one wins.
     """
     path = paths.state.parent / "installation"
+    if not _known_id(path):
+        candidate = path.with_name(f".installation.{secrets.token_hex(8)}")
+        write_private(candidate, secrets.token_hex(8))
+        try:
+            os.link(candidate, path)
+        except OSError:
+            # Another server was first; or the file is damaged, or this disk knows no links.
+            if not _known_id(path):
+                candidate.replace(path)
+        finally:
+            candidate.unlink(missing_ok=True)
+    return _known_id(path)
+
+
+def _known_id(path: Path) -> str:
+    """The id in `path`; empty where there is none that could be one."""
     try:
-        known = path.read_text(encoding="ascii").strip()
-        if known:
-            return known
-    except OSError:
-        pass
-    private_folder(path.parent)
-    candidate = path.with_name(f".installation.{secrets.token_hex(8)}")
-    write_private(candidate, secrets.token_hex(8))
-    try:
-        os.link(candidate, path)
-    except FileExistsError:
-        pass
-    finally:
-        candidate.unlink(missing_ok=True)
-    return path.read_text(encoding="ascii").strip()
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return text if re.fullmatch("[0-9a-f]{16}", text) else ""

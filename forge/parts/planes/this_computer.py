@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -189,7 +190,8 @@ class ThisComputer:
         Raises RigError UNKNOWN when it is still there after SIGKILL.
         """
         label = self.label(instance.serve_id)
-        self._journal.append("server stop intended", serve_id=instance.serve_id)
+        with suppress(RigError):  # a full disk must not keep a process alive
+            self._journal.append("server stop intended", serve_id=instance.serve_id)
         pids = find_labelled(label)
         if instance.pid is not None and process_label(instance.pid) == label:
             pids = [instance.pid, *[pid for pid in pids if pid != instance.pid]]
@@ -201,7 +203,8 @@ class ThisComputer:
         record = self._recorded()
         if record is not None and record.serve_id == instance.serve_id:
             self._record.unlink(missing_ok=True)
-        self._journal.append("server stopped", serve_id=instance.serve_id, pids=pids)
+        with suppress(RigError):
+            self._journal.append("server stopped", serve_id=instance.serve_id, pids=pids)
 
     async def logs(self, instance: Instance | None, lines: int) -> str:
         """The last `lines` lines of the server's log, or of the newest one. NOT_FOUND if none."""
@@ -225,6 +228,8 @@ class ThisComputer:
         if instance.port in _listening_ports(instance.pid):
             return f"http://127.0.0.1:{instance.port}"
         owners = _listener_pids(instance.port)
+        if instance.port in _listening_ports(instance.pid):  # it began between the two looks
+            return f"http://127.0.0.1:{instance.port}"
         if owners:
             raise RigError(
                 "DENIED",
@@ -322,14 +327,14 @@ def _listener_name(port: int) -> str:
     return "another program"
 
 
-def _control_group_memory() -> tuple[int | None, int]:
+def _control_group_memory(root: Path = Path("/")) -> tuple[int | None, int]:
     """(limit, used) of this process's control group in bytes; limit None where there is none.
 
     Source: the kernel's cgroup-v2 documentation, memory.max and memory.current.
     """
     try:
-        line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
-        group = Path("/sys/fs/cgroup") / line.split(":", 2)[2].lstrip("/")
+        line = (root / "proc/self/cgroup").read_text().splitlines()[-1]
+        group = root / "sys/fs/cgroup" / line.split(":", 2)[2].lstrip("/")
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":
             return None, 0

@@ -322,6 +322,7 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
     Sizes are asked first, so that a full disk is refused and not met; pickles are never fetched.
     A download that was broken off goes on where it stopped. Raises RigError.
     """
+    import httpx2
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -350,7 +351,7 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
         raise RigError(
             "NOT_FOUND", f"the Hub has no {repository}, or it is private", "check MODEL_NAME"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (httpx2.HTTPError, HfHubHTTPError, OSError) as error:
         raise RigError(
             "UNREACHABLE",
             f"the Hub could not be read: {type(error).__name__}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -35,14 +36,15 @@ class StartHistory:
 
     def add(self, model: str, seconds: dict[str, float]) -> None:
         private_folder(self._path.parent)
-        with self._path.open("a", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with os.fdopen(os.open(self._path, flags, 0o600), "a", encoding="utf-8") as file:
             file.write(json.dumps({"model": model, "at": utc_now(), "seconds": seconds}) + "\n")
 
     def typical(self, model: str) -> dict[str, float] | None:
         """Median seconds a phase over the last starts of `model`; None before the first one."""
         starts: list[dict[str, float]] = []
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return None
         for line in lines:

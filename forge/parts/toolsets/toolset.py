@@ -59,6 +59,7 @@ class RigContext:
     plane: ServingPlane
     runtime: Runtime
     vocabulary: Mapping[str, str]
+    owner: str = ""  # this installation's id, a label of all that it rents; empty owns nothing
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

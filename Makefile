@@ -1,0 +1,46 @@
+# For people who change the rigs' common sources. A rig needs none of this: see its own Makefile.
+# Nothing has to be installed before: packages go into a folder of your cache, once.
+
+PYTHON ?= python3
+RIG ?= local-pytorch-cpu-2b
+
+RUN := $(PYTHON) tests/run.py
+WITH_PACKAGES := $(RUN) --python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build check diff eject lint format typecheck bench-startup
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+demo: ## watch a real model being started, questioned and stopped through the first rig
+	@$(PYTHON) $(RIG)/launch.py install
+	@$(PYTHON) $(RIG)/launch.py python -m forge.demo $(RIG)
+
+test: ## run everything: static checks, all tests, every rig's suite on every Python here
+	@$(RUN)
+
+build: ## write every built file of every rig from forge/
+	@$(WITH_PACKAGES) -m forge.build
+
+check: ## say what does not hold across the rigs, and how large they are
+	@$(WITH_PACKAGES) -m forge.check
+
+diff: ## show what differs between two rigs: make diff A=… B=…
+	@$(WITH_PACKAGES) -m forge.build --diff $(A) $(B)
+
+eject: ## make a rig's server.py its own from now on: make eject RIG=…
+	@$(WITH_PACKAGES) -m forge.eject $(RIG)
+
+lint: ## check style and format of all Python files
+	@$(RUN) lint format
+
+format: ## bring all Python files into form
+	@$(RUN) --format
+
+typecheck: ## check the types in forge/
+	@$(RUN) typecheck
+
+bench-startup: ## measure what a client waits for until the server answers, beside a bare server
+	@$(PYTHON) $(RIG)/launch.py install
+	@$(PYTHON) $(RIG)/launch.py python -m forge.bench_startup --rig $(RIG)

@@ -1,0 +1,285 @@
+"""The benchmark job: a plan on disk, the load generator in its own process, a report at the end.
+
+Every file of a run lies in one folder of the rig's state, so that whatever is killed, what was
+measured until then can still be made a report of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from forge.parts.boundaries.checkpoint import read_checkpoint
+from forge.parts.boundaries.load_plan import (
+    LOAD_PLAN_FILE,
+    LOAD_RESULTS_FILE,
+    LoadCellPlan,
+    LoadPlan,
+    least_requests,
+)
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.jobs import JobProgress, JobRecord
+from forge.parts.ground.journal import utc_now
+from forge.parts.ground.process import run_program
+from forge.parts.ground.state import private_folder, read_json, write_json, write_private
+from forge.parts.knowledge.geometry import Geometry
+from forge.parts.knowledge.hardware import HARDWARE_SLOTS
+from forge.parts.knowledge.report_checks import subject_of_model
+from forge.parts.knowledge.report_schema import GoodputLimits, run_id_of
+from forge.parts.planes.plane import Instance
+from forge.parts.toolsets.benchmark_report import LoadProgress, cell_lines, report_of_load
+from forge.parts.toolsets.reports import save_report
+from forge.parts.toolsets.serving import require_ready
+from forge.parts.toolsets.toolset import RigContext
+
+BENCHMARK_JOB = "benchmark"
+_FRAME_FILE = "frame.json"
+_SAVED_FILE = "saved.json"  # there once a run needs no more looking after
+_FOLLOW_EVERY_S = 0.5
+_RUNS_KEPT = 20
+_ENCODING_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
+
+
+def planned_load(arguments: dict[str, Any]) -> list[LoadCellPlan]:
+    """The cells of a benchmark in the order of their measurement, the whole grid `repeats` times.
+
+    Repeats are interleaved, so that a machine that slows down is seen as noise in every cell.
+    """
+    wanted, seconds = int(arguments["requests_per_cell"]), float(arguments["seconds_per_cell"])
+    cells = []
+    for context in arguments["context_tokens"]:
+        shape = {"input_tokens": context, "output_tokens": arguments["output_tokens"]}
+        for streams in arguments["concurrency"]:
+            requests = wanted or least_requests(streams)
+            cells.append(
+                LoadCellPlan(concurrency=streams, requests=requests, seconds=seconds, **shape)
+            )
+        for rate in arguments["request_rates"]:
+            # p99 needs a hundred, and a rate shows only over some seconds.
+            requests = wanted or max(100, round(10 * rate))
+            cells.append(LoadCellPlan(rate_rps=rate, requests=requests, seconds=seconds, **shape))
+    return cells * int(arguments["repeats"])
+
+
+class BenchmarkJob:
+    """The benchmark job of one rig."""
+
+    def __init__(self, context: RigContext) -> None:
+        self._context = context
+
+    @property
+    def _folder(self) -> Path:
+        return self._context.paths.state / "loads"
+
+    async def run(self, progress: JobProgress) -> dict[str, Any]:
+        """Put the load on the served model and report it; what was measured survives any end."""
+        context, arguments = self._context, progress.record.arguments
+        instance = await require_ready(context)
+        address = await context.plane.endpoint(instance)
+        folder = private_folder(self._folder / progress.record.id)
+        plan = LoadPlan(
+            base_url=address,
+            model=instance.served_name,
+            cells=planned_load(arguments),
+            seed=int(arguments["seed"]),
+            limits=GoodputLimits(
+                ttft_ms=arguments["ttft_limit_ms"], tpot_ms=arguments["tpot_limit_ms"]
+            ),
+            stall_s=float(arguments["stall_s"]),
+        )
+        write_private(folder / LOAD_PLAN_FILE, plan.model_dump_json(indent=1))
+        frame = await benchmark_frame(context, instance, plan)
+        write_json(folder / _FRAME_FILE, {**frame, "save_result": arguments["save_result"]})
+        context.journal.append("benchmark began", job=progress.record.id, cells=len(plan.cells))
+        begun, found = time.monotonic(), LoadProgress(folder)
+        fault = ""
+        try:
+            fault = await self._watched_load(folder, plan, found, progress)
+        except asyncio.CancelledError:
+            # What is finished was paid for: it is kept, and the job still ends as cancelled.
+            if found.read().cells:
+                seconds = time.monotonic() - begun
+                progress.update(result=self._finish(folder, "the benchmark was cancelled", seconds))
+            raise
+        result = self._finish(folder, fault or "the run ended early", time.monotonic() - begun)
+        if fault:
+            progress.update(result=result)
+            kept = result["report"] or "nothing"
+            raise RigError("PARTIAL", f"{fault}; kept: {kept}", "list_reports()")
+        return result
+
+    async def _watched_load(
+        self, folder: Path, plan: LoadPlan, found: LoadProgress, progress: JobProgress
+    ) -> str:
+        """Run the generator to its end while its results are followed; returns what went wrong."""
+        argv = [sys.executable, str(self._context.server_file), "loadgen", str(folder)]
+        cells = sum(cell.seconds + 4 * plan.request_timeout_s for cell in plan.cells)
+        loader = asyncio.create_task(run_program(argv, timeout_s=cells + 600))
+        try:
+            while not loader.done():
+                await asyncio.wait({loader}, timeout=_FOLLOW_EVERY_S)
+                progress.update(phase="load", **found.read().forecast(plan))
+            done = await loader
+        finally:
+            if not loader.done():  # cancelled: the generator's group goes before anything else
+                loader.cancel()
+                await asyncio.wait({loader})
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            return f"the load generator ended with status {done.returncode}: {last[:300]}"
+        return ""
+
+    def _finish(self, folder: Path, missing: str, seconds: float) -> dict[str, Any]:
+        """Make and save the report of what `folder` holds, and mark the run as looked after."""
+        plan = LoadPlan.model_validate_json((folder / LOAD_PLAN_FILE).read_bytes())
+        frame = read_json(folder / _FRAME_FILE) or {}
+        save = bool(frame.pop("save_result", True))
+        found = LoadProgress(folder).read()
+        report = report_of_load(frame, plan, found, missing, seconds)
+        name = ""
+        if save and found.cells:
+            saved = save_report(self._context, report, folder / LOAD_RESULTS_FILE)
+            name, report = saved.name, saved.report
+        write_json(folder / _SAVED_FILE, {"report": name, "at": utc_now()})
+        self._forget_old()
+        return {"report": name, "cells": cell_lines(report), "saved": bool(name)}
+
+    def salvage(self) -> list[str]:
+        """Save what killed runs had measured; returns one sentence for each."""
+        notes = []
+        for folder in sorted(self._folder.glob(f"{BENCHMARK_JOB}-*")):
+            if (folder / _SAVED_FILE).exists() or not self._is_over(folder.name):
+                continue
+            try:
+                if LoadProgress(folder).read().cells:
+                    name = self._finish(folder, "the benchmark was killed", 0.0)["report"]
+                    notes.append(f"the killed run {folder.name} was saved as {name}")
+                else:
+                    write_json(folder / _SAVED_FILE, {"report": "", "at": utc_now()})
+            except (RigError, ValidationError, OSError, KeyError) as error:
+                notes.append(f"the killed run {folder.name} could not be saved: {error}")
+        return notes
+
+    def _is_over(self, job_id: str) -> bool:
+        try:
+            return self._context.jobs.read(job_id).finished
+        except RigError:
+            return True
+
+    def _forget_old(self) -> None:
+        """Keep the newest runs' raw data; what was saved has a copy beside its report."""
+        done = [f for f in sorted(self._folder.glob("*-*")) if (f / _SAVED_FILE).exists()]
+        for folder in done[:-_RUNS_KEPT]:
+            for path in folder.iterdir():
+                path.unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def unfinished_benchmark(context: RigContext) -> JobRecord | None:
+    """The benchmark that runs or waits now; two at once would measure each other."""
+    return context.jobs.active(BENCHMARK_JOB)
+
+
+async def benchmark_frame(
+    context: RigContext, instance: Instance, plan: LoadPlan
+) -> dict[str, Any]:
+    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run."""
+    platform_slot, runtime, slot, _, encoding = [*context.rig.split("-"), *[""] * 5][:5]
+    local = platform_slot == "local"
+    settings = context.settings
+    dtype = str(getattr(settings, "dtype", ""))
+    limit = getattr(settings, "max_model_len", None)
+    subject = subject_of_model(
+        instance.model,
+        encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
+        _geometry_of(context, instance.model),
+        max_model_len=limit if isinstance(limit, int) else None,
+    )
+    chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    vantage = "same host" if local else "tunnel" if "//127.0.0.1:" in plan.base_url else "unknown"
+    return {
+        "run": {
+            "id": run_id_of(day, subject.short, runtime, slot),
+            "date": day,
+            "kind": "measured",
+            "rig": context.rig,
+            "started": utc_now(),
+        },
+        "subject": subject.model_dump(mode="json"),
+        "hardware": {"slot": slot, "chip": chip, **(_probed_host() if local else {})},
+        "engine": await _engine_facts(context, runtime, instance),
+        "workload": {
+            "name": "distinct-words",
+            "tool": "gemma4-rigs loadgen",
+            "tool_version": context.version,
+            "api": "chat",
+            "prompts": "distinct",
+            "temperature": plan.temperature,
+            "seed": plan.seed,
+            "warmups_per_shape": plan.warmups,
+            "vantage": vantage,
+            "goodput_limits": plan.limits.model_dump(),
+        },
+    }
+
+
+def _geometry_of(context: RigContext, model: str) -> Geometry | None:
+    try:
+        local = context.runtime.local_model(model)
+        return None if local is None else read_checkpoint(local.folder).geometry
+    except RigError:
+        return None
+
+
+def _probed_host() -> dict[str, Any]:
+    """What this computer says of itself: kinds and sizes, no name and no address."""
+    import psutil
+
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    memory = round(psutil.virtual_memory().total / 2**30, 2)
+    return {
+        "host_cpu": {"value": model[:120], "how": "probed"},
+        "host_cores": {"value": os.cpu_count() or 1, "unit": "threads", "how": "probed"},
+        "host_memory_gib": {"value": memory, "unit": "GiB", "how": "probed"},
+    }
+
+
+async def _engine_facts(context: RigContext, runtime: str, instance: Instance) -> dict[str, Any]:
+    """The engine as it was started: its packages, and the argument list without folders."""
+    versions = {
+        need.name.removeprefix("package "): need.detail
+        for need in await context.runtime.needs()
+        if need.name.startswith("package ")
+    }
+    engine = context.vocabulary.get("engine", "").partition(" ")[0].lower()
+    argv: list[str] = []
+    for entry in context.journal.entries(last=1000):
+        if entry.get("serve_id") == instance.serve_id and isinstance(entry.get("argv"), list):
+            argv = [_last_name(str(word)) for word in entry["argv"]]
+    return {
+        "name": runtime,
+        "version": versions.get(engine, ""),
+        "argv": argv[:100],
+        "resolved": {f"package {name}": version for name, version in versions.items()},
+        "server": context.version,
+    }
+
+
+def _last_name(word: str) -> str:
+    return PurePosixPath(word).name if word.startswith("/") else word

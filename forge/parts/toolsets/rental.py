@@ -1,0 +1,479 @@
+"""The acts of renting: a create that never makes twins, a destroy that never hits a namesake.
+
+Journals every intent before the call and believes nothing that was not read back. Knows no tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from forge.parts.ground.errors import ErrorClass, RigError
+from forge.parts.ground.locks import held_lock
+from forge.parts.ground.tokens import TokenStore
+from forge.parts.planes.capacity_plane import (
+    CapacityPlane,
+    CapacitySettings,
+    Census,
+    Offer,
+    Order,
+    Rental,
+    expiry_of,
+    is_ours,
+    rental_labels,
+    rental_name,
+)
+from forge.parts.toolsets.toolset import RigContext
+
+# After these the provider itself has refused: nothing is on its way, and one look is enough.
+_REFUSALS: tuple[ErrorClass, ...] = ("CAPACITY", "QUOTA", "DENIED", "AUTH", "INVALID", "EXISTS")
+_REFUSAL_REMEMBERED_S = 1800.0  # capacity comes and goes: an older stockout says nothing
+_JOURNAL_DEPTH = 5000
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Created:
+    """A machine that was read back after its create call; `note` is what the call itself said."""
+
+    rental: Rental
+    intent: str
+    estimate_usd: float | None
+    note: str = ""
+
+
+class Rentals:
+    """What this rig rents. `clock` gives Unix seconds; tokens use the same."""
+
+    def __init__(
+        self,
+        context: RigContext,
+        plane: CapacityPlane,
+        words: tuple[str, str, str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._context = context
+        self._plane = plane
+        self._find, self._list, self._describe = words
+        self.tokens = TokenStore(context.paths.state, clock)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.tokens.clock
+
+    @property
+    def settings(self) -> CapacitySettings:
+        """The rig's values. Raises RigError INVALID while they are at fault or lack the budget."""
+        settings = self._context.settings
+        if not isinstance(settings, CapacitySettings):
+            raise RigError("INTERNAL", "the settings of this rig have no budget")
+        return settings
+
+    @property
+    def name(self) -> str:
+        return rental_name(self._context.rig, self._context.owner)
+
+    def ours(self, rental: Rental) -> bool:
+        return is_ours(rental.labels, self._context.rig, self._context.owner)
+
+    # Looking
+
+    async def offers(self) -> list[Offer]:
+        """The plane's offers, cheapest first, with this rig's own recent refusals worked in."""
+        refused = self._recent_refusals()
+        offers = [
+            replace(offer, available="no", how_known=refused[offer.zone])
+            if offer.zone in refused
+            else offer
+            for offer in await self._plane.offers()
+        ]
+        rank = {"yes": 0, "unknown": 1, "no": 2}
+        price = [(rank[o.available], o.price_per_hour_usd or float("inf"), o.zone) for o in offers]
+        return [offer for _, offer in sorted(zip(price, offers, strict=True), key=lambda p: p[0])]
+
+    async def census(self) -> tuple[list[Rental], int, Census]:
+        """(ours, the number of others, the census itself), over all places and kinds."""
+        census = await self._plane.census()
+        mine = [rental for rental in census.rentals if self.ours(rental)]
+        return mine, len(census.rentals) - len(mine), census
+
+    async def describe(self, name: str, zone: str) -> Rental:
+        """Our thing of that name as it is now. DENIED for somebody else's, NOT_FOUND for none."""
+        try:
+            rental = await self._plane.describe(name, zone)
+        except RigError as error:
+            if error.error_class != "NOT_FOUND":
+                raise
+            raise RigError(
+                "NOT_FOUND", f"there is no {name} in {zone}", f"{self._list}()"
+            ) from None
+        if not self.ours(rental):
+            raise RigError(
+                "DENIED",
+                f"{name} in {zone} does not carry this rig's labels: it is somebody else's and "
+                "stays untouched",
+                f"{self._list}()",
+            )
+        return rental
+
+    def cost_so_far(self, rental: Rental) -> float | None:
+        """USD from its creation until now, by the hour; None where the price is not known."""
+        if rental.price_per_hour_usd is None:
+            return None
+        return round(self.age_hours(rental) * rental.price_per_hour_usd, 4)
+
+    def age_hours(self, rental: Rental) -> float:
+        return round(max(0.0, self.clock() - rental.created_unix) / 3600, 3)
+
+    def orphan_reasons(self, rental: Rental, mine: Sequence[Rental]) -> list[str]:
+        """Why nobody seems to need this thing of ours any more; empty when somebody does."""
+        reasons = []
+        expiry = expiry_of(rental.labels)
+        if expiry is None:
+            reasons.append("it carries no expiry")
+        elif expiry < self.clock():
+            reasons.append(f"its time was over at {utc_stamp(expiry)}")
+        machines = {other.name for other in mine if other.kind == "machine"}
+        if rental.kind != "machine" and rental.name not in machines:
+            reasons.append("its machine is gone")
+        if rental.state in ("stopped", "failed"):
+            reasons.append(f"it is {rental.state} and still there")
+        if rental.labels.get("intent") not in self._intents():
+            reasons.append("this installation's journal does not know it")
+        return reasons
+
+    # Creating
+
+    async def create(self, zone: str, hours: float) -> Created:
+        """One machine in `zone` that ends after `hours`, or a RigError and none.
+
+        Refuses before the call: over budget, unknown price, no hard stop, quota, a machine of ours
+        anywhere, a namesake of somebody else's, a place that cannot be read, a create whose fate is
+        not settled. Afterwards only what is read back counts: UNKNOWN when that shows nothing yet.
+        """
+        offer = await self._offer(zone)
+        estimate = self._within_budget(offer, hours)
+        async with held_lock(self._context.paths.state, "capacity"):
+            await self._refuse_second()
+            quota = await self._plane.quota(zone)
+            if quota.used >= quota.limit:
+                raise RigError(
+                    "QUOTA",
+                    f"{quota.name} for {zone} allows {quota.limit}, and {quota.used} are in use",
+                    f"ask the provider for more, or {self._find}() in another region",
+                )
+            order = self._order(zone, hours)
+            self._note("create intended", order, estimate_usd=estimate, life_s=order.life_s)
+            return await self._called(order, estimate)
+
+    async def _offer(self, zone: str) -> Offer:
+        offers = await self._plane.offers()
+        for offer in offers:
+            if offer.zone == zone:
+                return offer
+        raise RigError("NOT_FOUND", f"the machine is not on offer in {zone}", f"{self._find}()")
+
+    def _within_budget(self, offer: Offer, hours: float) -> float | None:
+        """What `hours` of `offer` cost in USD, or the refusal that the settings want."""
+        settings = self.settings
+        if hours > settings.max_hours:
+            raise RigError(
+                "DENIED",
+                f"hours: {hours:g} are more than MAX_HOURS={settings.max_hours:g}; nothing was "
+                "created",
+                "ask for fewer hours",
+            )
+        if not self._plane.hard_stop and not settings.no_hard_stop_ok:
+            raise RigError(
+                "DENIED",
+                "this provider never ends a machine by itself, so a forgotten one is billed for "
+                "ever; nothing was created",
+                "the user may set NO_HARD_STOP_OK=1",
+            )
+        if offer.price_per_hour_usd is None:
+            if settings.unknown_price_ok:
+                return None
+            raise RigError(
+                "DENIED",
+                f"the price in {offer.zone} is not known ({offer.price_source}), so no budget can "
+                "hold; nothing was created",
+                "try later, or the user may set UNKNOWN_PRICE_OK=1",
+            )
+        estimate = round(offer.price_per_hour_usd * hours, 2)
+        if offer.price_per_hour_usd * hours > settings.budget_usd:
+            raise RigError(
+                "DENIED",
+                f"{hours:g} h at {offer.price_per_hour_usd:g} USD an hour are {estimate:g} USD, "
+                f"over BUDGET_USD={settings.budget_usd:g}; nothing was created",
+                "ask for fewer hours, or the user may raise BUDGET_USD",
+            )
+        return estimate
+
+    async def _refuse_second(self) -> None:
+        """Under the lock: settle what is unsettled, then refuse unless nothing of ours exists."""
+        mine, _, census = await self.census()
+        if census.unread:
+            raise RigError(
+                "UNKNOWN",
+                f"{', '.join(census.unread)} cannot be read, so a machine of ours there cannot be "
+                "ruled out; nothing was created",
+                f"{self._list}() until all places answer",
+            )
+        self._settle(mine)
+        for rental in mine:
+            if rental.kind == "machine":
+                raise RigError(
+                    "EXISTS",
+                    f"{rental.name} exists already in {rental.zone} ({rental.state}, intent "
+                    f"{rental.labels.get('intent')}); a rig has one machine",
+                    f"{self._describe}(name='{rental.name}', zone='{rental.zone}')",
+                )
+        for rental in census.rentals:
+            if rental.name == self.name and rental.kind == "machine" and not self.ours(rental):
+                raise RigError(
+                    "DENIED",
+                    f"a machine named {rental.name} in {rental.zone} is somebody else's; it stays "
+                    "untouched and nothing was created",
+                    "give this rig a project of its own",
+                )
+
+    def _settle(self, mine: Sequence[Rental]) -> None:
+        """Close every create of unknown fate by what was just read; UNKNOWN while one is too young.
+
+        A killed server leaves the same trace as a timed-out call: an intent without an end.
+        """
+        seen = {rental.labels.get("intent") for rental in mine}
+        for intent, entry in self._unsettled().items():
+            age = self.clock() - _unix(str(entry.get("at")))
+            if intent in seen:
+                self._close(intent, str(entry.get("zone")), "created")
+            elif 0 <= age < self._plane.settle_s:
+                raise RigError(
+                    "UNKNOWN",
+                    f"the create {intent} in {entry.get('zone')} may still come to life; it is "
+                    f"settled {self._plane.settle_s - age:.0f} s from now at the latest",
+                    f"{self._list}()",
+                )
+            else:
+                self._close(intent, str(entry.get("zone")), "absent")
+
+    def _order(self, zone: str, hours: float) -> Order:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        intent = f"create-{stamp}-{secrets.token_hex(3)}"
+        life = round(hours * 3600)
+        labels = rental_labels(
+            self._context.rig, self._context.owner, intent, int(self.clock()) + life
+        )
+        return Order(name=self.name, zone=zone, intent=intent, labels=labels, life_s=life)
+
+    async def _called(self, order: Order, estimate: float | None) -> Created:
+        """Send the order and read back what came of it, whatever the call itself said."""
+        said: RigError | None = None
+        try:
+            await self._plane.create(order)
+        except RigError as error:
+            said = error
+        refused = said is not None and said.error_class in _REFUSALS
+        rental = await self._seen(order, patience_s=0.0 if refused else self._plane.read_back_s)
+        if rental is not None:
+            self._close(order.intent, order.zone, "created")
+            note = "" if said is None else f"the call itself ended with: {said.what}"
+            return Created(rental, order.intent, estimate, note)
+        if said is not None and refused:
+            self._close(order.intent, order.zone, "refused", error_class=said.error_class)
+            raise self._with_step(said)
+        self._note("create unknown", order, why=said.what if said is not None else "not seen")
+        why = said.what if said is not None else "it was accepted and is not to be seen"
+        raise RigError(
+            "UNKNOWN",
+            f"whether {order.name} was created in {order.zone} is not known ({why}; intent "
+            f"{order.intent}); no other create goes out before that is settled",
+            f"{self._list}() until it shows, or {self._plane.settle_s:.0f} s have passed",
+        )
+
+    async def _seen(self, order: Order, patience_s: float) -> Rental | None:
+        """The machine of this very order; None if it does not show within `patience_s` seconds."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                rental = await self._plane.describe(order.name, order.zone)
+                if rental.labels.get("intent") == order.intent and self.ours(rental):
+                    return rental
+            except RigError:
+                pass  # not there, or not to be read: either way not seen
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _with_step(self, said: RigError) -> RigError:
+        """The provider's refusal with the next step that its class calls for."""
+        steps: dict[ErrorClass, str] = {
+            "CAPACITY": f"{self._find}(), then another zone",
+            "QUOTA": f"{self._find}(), then another region, or ask the provider for quota",
+            "AUTH": "the user must log in again",
+            "DENIED": "the user must grant that permission",
+        }
+        return RigError(
+            said.error_class, said.what, said.next_step or steps.get(said.error_class, "")
+        )
+
+    # Destroying
+
+    def subject(self, rental: Rental) -> dict[str, str]:
+        """What a token is bound to: the rig and that very thing, so that no namesake passes."""
+        return {
+            "act": "destroy",
+            "rig": self._context.rig,
+            **{
+                key: str(getattr(rental, key))
+                for key in ("kind", "project", "zone", "name", "provider_id", "created_at")
+            },
+        }
+
+    async def planned(self, name: str, zone: str, token: str) -> Rental | None:
+        """The thing that `token` was given for, read again; None when it is gone everywhere.
+
+        Raises RigError DENIED on any difference. Of a thing that was recreated, the token is void.
+        """
+        subject = await self.tokens.check(token)
+        if (subject["name"], subject["zone"]) != (name, zone) or subject["act"] != "destroy":
+            raise RigError(
+                "DENIED",
+                f"the token was given for {subject['name']} in {subject['zone']}; nothing was "
+                "destroyed",
+                f"plan_destroy(name='{name}', zone='{zone}')",
+            )
+        try:
+            rental = await self.describe(name, zone)
+        except RigError as error:
+            if error.error_class == "NOT_FOUND" and await self._gone_everywhere(subject):
+                return None
+            raise
+        if self.subject(rental) != subject:
+            await self.tokens.revoke(token)
+            raise RigError(
+                "DENIED",
+                f"{name} in {zone} is not what the plan showed: it was created anew at "
+                f"{rental.created_at}; nothing was destroyed",
+                f"plan_destroy(name='{name}', zone='{zone}')",
+            )
+        return rental
+
+    async def _gone_everywhere(self, subject: dict[str, str]) -> bool:
+        census = await self._plane.census()
+        if census.unread:
+            raise RigError(
+                "UNKNOWN", f"{', '.join(census.unread)} cannot be read", f"{self._list}()"
+            )
+        return all(rental.provider_id != subject["provider_id"] for rental in census.rentals)
+
+    async def destroy(self, name: str, zone: str, token: str) -> Rental | None:
+        """End the planned thing and read back that it is gone; None when it was gone before.
+
+        Raises RigError DENIED (token, plan), the provider's own refusal, or UNKNOWN while the thing
+        is still to be seen: then it may still cost money.
+        """
+        async with held_lock(self._context.paths.state, "capacity"):
+            rental = await self.planned(name, zone, token)
+            if rental is None:
+                await self.tokens.revoke(token)
+                return None
+            await self.tokens.redeem(token, self.subject(rental))
+            self._context.journal.append("destroy intended", **self.subject(rental))
+            said: RigError | None = None
+            try:
+                await self._plane.destroy(rental)
+            except RigError as error:
+                said = error
+            if said is not None and said.error_class in _REFUSALS:
+                raise self._with_step(said)
+            left = await self._left(rental)
+            if left is not None:
+                self._context.journal.append("destroy unknown", name=name, zone=zone, state=left)
+                raise self._still_there(rental, left, said)
+            self._context.journal.append("destroyed", **self.subject(rental))
+            return rental
+
+    async def _left(self, rental: Rental) -> str | None:
+        """The state in which the very thing is still to be seen after a while; None: it is gone."""
+        deadline = time.monotonic() + self._plane.read_back_s
+        while True:
+            try:
+                now = await self._plane.describe(rental.name, rental.zone)
+                if self.subject(now) != self.subject(rental):
+                    return None
+                left: str = now.state
+            except RigError as error:
+                if error.error_class == "NOT_FOUND":
+                    return None
+                left = f"unreadable ({error.error_class})"
+            if time.monotonic() >= deadline:
+                return left
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _still_there(self, rental: Rental, left: str, said: RigError | None) -> RigError:
+        place = f"name='{rental.name}', zone='{rental.zone}'"
+        how = "was accepted" if said is None else f"ended with: {said.what}"
+        return RigError(
+            "UNKNOWN",
+            f"the deletion of {rental.name} {how}, but it is still there ({left}) and may go on "
+            "costing money",
+            f"{self._describe}({place}); if it stays, plan_destroy({place}) again",
+        )
+
+    # The journal
+
+    def _note(self, event: str, order: Order, **fields: Any) -> None:
+        self._context.journal.append(
+            event, intent=order.intent, name=order.name, zone=order.zone, **fields
+        )
+
+    def _close(self, intent: str, zone: str, outcome: str, **fields: Any) -> None:
+        self._context.journal.append(
+            "create settled", intent=intent, zone=zone, outcome=outcome, **fields
+        )
+
+    def _intents(self) -> set[str]:
+        entries = self._context.journal.entries(_JOURNAL_DEPTH)
+        return {str(e.get("intent")) for e in entries if e["event"] == "create intended"}
+
+    def _unsettled(self) -> dict[str, dict[str, Any]]:
+        """The entry of every intent without an end, by intent."""
+        found: dict[str, dict[str, Any]] = {}
+        for entry in self._context.journal.entries(_JOURNAL_DEPTH):
+            if entry["event"] == "create intended":
+                found[str(entry.get("intent"))] = entry
+            elif entry["event"] == "create settled":
+                found.pop(str(entry.get("intent")), None)
+        return found
+
+    def _recent_refusals(self) -> dict[str, str]:
+        """For each zone that refused us lately and not served us since: when and why, in words."""
+        found: dict[str, str] = {}
+        for entry in self._context.journal.entries(_JOURNAL_DEPTH):
+            if entry["event"] != "create settled":
+                continue
+            zone, age = str(entry.get("zone")), self.clock() - _unix(str(entry.get("at")))
+            found.pop(zone, None)
+            reason = entry.get("error_class")
+            if reason in ("CAPACITY", "QUOTA") and 0 <= age < _REFUSAL_REMEMBERED_S:
+                found[zone] = f"refused this rig {age / 60:.0f} min ago ({reason})"
+        return found
+
+
+def _unix(stamp: str) -> float:
+    """Unix seconds of a journal's stamp; 0 for one that cannot be read, which makes it old."""
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def utc_stamp(seconds: float) -> str:
+    """Unix seconds as an ISO 8601 stamp in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,63 @@
+"""Which releases the built files ask for: one range for every package that a server imports.
+
+A range begins at a release that was tried and ends below the first that may break; it is moved
+here, once, for all rigs.
+What loads the weights (torch and so on) is the runtime's: see Rig.runtime_requirements.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+
+REQUIRES_PYTHON = ">=3.11"
+
+# Import name -> requirement. mcp is held to one minor release: its minors changed signatures.
+SERVER_PINS: dict[str, str] = {
+    "filelock": "filelock>=4,<5",
+    "httpx2": "httpx2>=2.16,<3",
+    "mcp": "mcp>=2.3,<2.4",
+    "platformdirs": "platformdirs>=4.3,<5",
+    "psutil": "psutil>=7,<8",
+    "pydantic": "pydantic>=2.14,<3",
+    "pydantic_settings": "pydantic-settings>=2.16,<3",
+}
+
+# Imported by a server inside functions only, and brought by its runtime's requirements.
+RUNTIME_IMPORTS = frozenset({"gguf", "huggingface_hub", "torch", "transformers"})
+
+
+def server_requirements(imports: Iterable[str]) -> list[str]:
+    """The requirements of a file that imports `imports` (top-level names), sorted.
+
+    Raises ValueError that names the imports which have no range here.
+    """
+    needed = set(imports) - RUNTIME_IMPORTS
+    unknown = sorted(needed - SERVER_PINS.keys())
+    if unknown:
+        raise ValueError(f"no pinned range for {', '.join(unknown)}: add it to forge/pins.py")
+    return sorted(SERVER_PINS[name] for name in needed)
+
+
+def script_block(requirements: Iterable[str]) -> str:
+    """The PEP 723 block that says what a single file needs, as comment lines."""
+    lines = [
+        "# /// script",
+        f'# requires-python = "{REQUIRES_PYTHON}"',
+        "# dependencies = [",
+    ]
+    lines += [f'#     "{requirement}",' for requirement in requirements]
+    return "\n".join([*lines, "# ]", "# ///"])
+
+
+def requirements_of_script(text: str) -> list[str]:
+    """The dependencies in the PEP 723 block of a file's text.
+
+    Raises ValueError where there is no such block, or it is no TOML.
+    """
+    block = re.search(r"(?m)^# /// script$\n((?:#(?: .*)?\n)+?)^# ///$", text)
+    if block is None:
+        raise ValueError("has no PEP 723 block")
+    content = "\n".join(line[2:] for line in block[1].splitlines())
+    return [str(item) for item in tomllib.loads(content).get("dependencies", [])]

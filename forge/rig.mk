@@ -1,0 +1,102 @@
+# The rig @RIG@. Needs nothing outside this folder; `make` alone lists the targets.
+# The acting targets call the rig's tools through launch.py, on the path that clients use too.
+
+PYTHON ?= python3
+PROMPT ?= In one sentence: what are you?
+YES ?=
+WAIT_S ?= 50
+
+LAUNCH := $(PYTHON) launch.py
+CALL := $(LAUNCH) call
+SKILL := @SLUG@-management
+RUFF_FLAGS := --isolated --line-length 100 --target-version py311
+
+# A prompt is taken as it stands: make would expand its $(…), a shell its quotes and backticks.
+export RIG_PROMPT := $(value PROMPT)
+unexport PROMPT
+export RIG_FIELD := import json, sys; print(json.load(sys.stdin)[sys.argv[1]])
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint run tools skill skill-install skill-install-agy skill-zip \
+	preflight deploy status endpoint query benchmark destroy
+
+help: ## list the targets
+	@echo "@RIG@"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
+
+install: ## get the packages into your cache folder, once
+	@$(LAUNCH) install
+
+test: ## run this rig's own tests, offline
+	@$(LAUNCH) python -m unittest test_server
+
+lint: ## check the Python files with ruff
+	@if $(LAUNCH) python -m ruff --version >/dev/null 2>&1; then ruff="$(LAUNCH) python -m ruff"; \
+	elif command -v ruff >/dev/null; then ruff=ruff; \
+	else echo "ruff is missing. Get it: $(PYTHON) -m pip install --user ruff" >&2; exit 1; fi; \
+	set -e -- server.py launch.py; [ ! -e test_server.py ] || set -- "$$@" test_server.py; \
+	$$ruff check $(RUFF_FLAGS) --select E,F,I,UP,B "$$@"; \
+	$$ruff format $(RUFF_FLAGS) --check "$$@"
+
+run: ## run the MCP server over stdio, as a client does (Ctrl-C ends it)
+	@$(LAUNCH)
+
+tools: ## renew the tool list and the other built texts
+	@$(LAUNCH) docs
+
+skill: ## renew the skill in skills/
+	@$(LAUNCH) docs
+
+skill-install: ## copy the skill to ~/.claude/skills
+	@$(call install_skill,$${HOME:?is not set}/.claude/skills)
+
+skill-install-agy: ## copy the skill to Antigravity's folder, where there is one
+	@for root in "$${HOME:?is not set}/.gemini/config" "$$HOME/.gemini/antigravity-cli" "$$HOME/.gemini"; \
+	do if [ -d "$$root" ]; then $(call install_skill,$$root/skills); exit; fi; done; \
+	echo "No Antigravity here: none of ~/.gemini/config, ~/.gemini/antigravity-cli and ~/.gemini" \
+		"exists. Nothing was written." >&2; exit 1
+
+# Replaces a folder of exactly the skill's name, and only once its successor is complete.
+define install_skill
+set -e; target="$(1)/$(SKILL)"; mkdir -p "$(1)"; rm -rf "$$target.new"; \
+cp -R "skills/$(SKILL)" "$$target.new"; rm -rf "$$target"; mv "$$target.new" "$$target"; \
+echo "wrote $$target"
+endef
+
+skill-zip: ## pack the skill into dist/, for clients that take an upload
+	@$(LAUNCH) skill-zip
+
+preflight: ## say what is missing on this machine and how to get it
+	@$(LAUNCH) preflight
+
+# 80 waits of 50 s, the most that a tool waits, are over an hour; no start takes that long.
+deploy: ## start the model and wait until it has answered for the first time
+	@wait=$$($(CALL) list | awk '/^wait_for_/ { print $$1; exit }'); \
+	field() { printf '%s' "$$answer" | $(PYTHON) -c "$$RIG_FIELD" "$$1"; }; \
+	answer=$$($(CALL) --json serve_model wait_s=$(WAIT_S)) || exit 1; round=0; \
+	while [ "$$(field state)" = starting ] && [ $$round -lt 80 ]; do \
+		round=$$((round + 1)); answer=$$($(CALL) --json "$$wait" wait_s=$(WAIT_S)) || exit 1; done; \
+	field summary; [ "$$(field state)" = ready ]
+
+status: ## what runs, with every setting and where it came from
+	@$(CALL) get_system_status
+
+endpoint: ## the address of the served model
+	@$(CALL) get_endpoint
+
+query: ## ask the model: make query PROMPT='…'
+	@$(CALL) query_gemma4 "prompt=$$RIG_PROMPT"
+
+benchmark: ## measure one answer
+	@echo "This rig has no run_benchmark yet; query_gemma4_with_stats measures one answer:" >&2
+	@$(CALL) query_gemma4_with_stats "prompt=$$RIG_PROMPT"
+
+destroy: ## show what runs, ask, then stop it (YES=1 does not ask)
+	@$(CALL) get_system_status; echo; \
+	if [ "$(YES)" = 1 ]; then answer=y; \
+	elif [ -t 0 ]; then printf 'Stop the model? [y/N] '; read -r answer; \
+	else echo "Nothing was done: there is no terminal to ask at. YES=1 does not ask." >&2; exit 1; fi; \
+	case $$answer in \
+		[yY]*) $(CALL) stop_model ;; \
+		*) echo "Nothing was done." ;; \
+	esac

@@ -1,0 +1,68 @@
+"""The suite of local-pytorch-cpu-2b: `python3 -m unittest test_server` in the rig's folder.
+
+Drives the built server.py beside it through a real MCP client, offline, against a fake
+`transformers serve`; needs what the server needs, and no torch. Writes to temporary folders only.
+"""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from forge.suites.answer_faults import AnswerFaultSuite
+from forge.suites.bad_input import BadInputSuite
+from forge.suites.catalogue import CatalogueSuite
+from forge.suites.command_line import CommandLineSuite
+from forge.suites.folders import FolderSuite
+from forge.suites.full_disk import FullDiskSuite
+from forge.suites.leaving import LeavingSuite
+from forge.suites.outgoing import OutgoingSuite
+from forge.suites.read_only import ReadOnlySuite
+from forge.suites.rig_case import RigUnderTest, use_rig
+from forge.suites.serving import ServingSuite
+from forge.suites.settings_faults import SettingsSuite
+from forge.suites.start_faults import StartFaultSuite
+from forge.suites.truth import TruthSuite
+
+TOOLS_WITH_EFFECT = {
+    "serve_model": "changes",
+    "wait_for_model_ready": "reads",
+    "stop_model": "destroys",
+    "get_server_logs": "reads",
+    "get_system_status": "reads",
+    "get_endpoint": "reads",
+    "get_model_details": "reads",
+    "verify_model_health": "reads",
+    "query_gemma4": "reads",
+    "query_gemma4_with_stats": "reads",
+    "get_job": "reads",
+    "cancel_job": "destroys",
+    "get_help": "reads",
+}
+
+
+def setUpModule() -> None:
+    """Before the first test: every suite of this file tests the rig in this file's folder."""
+    use_rig(RigUnderTest(Path(__file__).resolve().parent, TOOLS_WITH_EFFECT))
+
+
+# Named here so that they are carried; the runner finds them as classes of the same file.
+SUITES = (
+    CatalogueSuite,
+    ServingSuite,
+    StartFaultSuite,
+    AnswerFaultSuite,
+    BadInputSuite,
+    SettingsSuite,
+    FolderSuite,
+    TruthSuite,
+    FullDiskSuite,
+    ReadOnlySuite,
+    LeavingSuite,
+    OutgoingSuite,
+    CommandLineSuite,
+)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,350 @@
+"""What every suite stands on: a copy of the built rig in a temporary folder, and clients of it.
+
+The built server.py beside the suite is what is tested, through a real MCP client; everything that
+it writes goes into the temporary folder. Knows no tool and no fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import site
+import socket
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+from unittest import mock
+
+import psutil
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from forge.suites.fake_engine import FakeEngine, write_tiny_folder
+
+LABEL_IN_ENVIRONMENT = "GEMMA4_RIG_LABEL"
+PATIENCE_S = 30.0  # for what takes a second or two here: a busy machine is no failure
+
+
+@dataclass(frozen=True)
+class RigUnderTest:
+    """The rig that a bundled suite tests: its `folder`, and its tools by name with their effect.
+
+    The effects are reads, changes and destroys. They stand in the rig's own suite, by hand,
+    because they are the promise; everything else is taken from the live tool list.
+    """
+
+    folder: Path
+    tools: Mapping[str, str]
+
+
+_RUNNER = """\
+import importlib.util, sys
+from pathlib import Path
+
+path = Path(__file__).resolve().parent / "server.py"
+spec = importlib.util.spec_from_file_location("server", path)
+server = sys.modules["server"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(server)
+{preamble}
+if __name__ == "__main__":
+    sys.exit(server.run_rig(server.RIG, Path(__file__)))
+"""
+
+_rig_chosen: list[RigUnderTest] = []
+
+
+def use_rig(rig: RigUnderTest) -> None:
+    """Choose the rig that all suites of this run test; the entry calls it from setUpModule."""
+    _rig_chosen[:] = [rig]
+
+
+def rig_under_test() -> RigUnderTest:
+    """The rig that `use_rig` chose."""
+    return _rig_chosen[0]
+
+
+def loaded_server(server_file: Path) -> Any:
+    """The module `server_file`, loaded once a run under a name of its own."""
+    name = "built_server_under_test"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, server_file)
+        assert spec is not None and spec.loader is not None
+        module: ModuleType = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before exec_module, or dataclasses cannot resolve their types
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rig_processes(state: Path, role: str = "") -> list[int]:
+    """The pids whose environment names the state folder `state` and whose label has `role`.
+
+    The witness of what really runs: it asks the process table, and nothing of the rig. `role` is
+    server, job, or empty for either.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            if environment.get("XDG_STATE_HOME") != str(state):
+                continue
+            label = environment.get(LABEL_IN_ENVIRONMENT, "")
+            if label and f"role={role}" in label and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.Error, OSError, ValueError):
+            continue
+    return found
+
+
+class RigCase(unittest.IsolatedAsyncioTestCase):
+    """A test case with a rig of its own: folders, environment, fake engine, clients.
+
+    One rig a class. A test that starts something has it stopped when it ends, unless the class
+    says `keeps_running`; in either case nothing is left when the class ends.
+    """
+
+    keeps_running: ClassVar[bool] = False
+    place: ClassVar[Path]
+    rig_folder: ClassVar[Path]
+    state: ClassVar[Path]
+    engine: ClassVar[FakeEngine]
+    model: ClassVar[str]
+    port: ClassVar[int]
+    environment: ClassVar[dict[str, str]]
+    module: ClassVar[Any]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        folder = tempfile.TemporaryDirectory(prefix="rig-suite-", ignore_cleanup_errors=True)
+        cls.addClassCleanup(folder.cleanup)
+        cls.place = Path(folder.name).resolve()
+        cls.module = loaded_server(rig_under_test().folder / "server.py")
+        cls.engine = FakeEngine(cls.place / "fake")
+        cls.engine.install()
+        cls.model = str(write_tiny_folder(cls.place / "models" / "tiny"))
+        cls.port = free_port()
+        cls.rig_folder = cls.place / "rig"
+        cls.rig_folder.mkdir()
+        shutil.copy(rig_under_test().folder / "server.py", cls.rig_folder)
+        cls.write_settings(MODEL_NAME=cls.model, PORT=str(cls.port))
+        cls.state = cls.place / "state"
+        cls.environment = cls._clean_environment()
+        patch = mock.patch.dict(os.environ, cls.environment, clear=True)
+        patch.start()
+        cls.addClassCleanup(patch.stop)
+        cls.addClassCleanup(cls._end_everything)
+
+    @classmethod
+    def _clean_environment(cls) -> dict[str, str]:
+        """This environment, without what a rig would read of it, and every folder redirected."""
+        settings = {name.upper() for name in cls.module.RIG.settings.model_fields}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in settings and not name.startswith(("HF_", "XDG_", "GEMMA4_"))
+        }
+        packages = [str(cls.engine.folder), *filter(None, [kept.get("PYTHONPATH")])]
+        home = cls.place / "home"
+        home.mkdir()
+        return kept | {
+            "HOME": str(home),
+            "TMPDIR": str(home),
+            # Packages installed for the user stay visible although HOME moves.
+            "PYTHONUSERBASE": site.getuserbase(),
+            "PYTHONPATH": os.pathsep.join(packages),
+            "XDG_STATE_HOME": str(cls.state),
+            "XDG_CACHE_HOME": str(cls.place / "cache"),
+        }
+
+    @classmethod
+    def _end_everything(cls) -> None:
+        """The last resort of a failed test: kill what it left, by the witness's own list."""
+        for pid in rig_processes(cls.state):
+            try:
+                psutil.Process(pid).kill()
+            except psutil.Error:
+                continue
+
+    @classmethod
+    def write_settings(cls, **values: str) -> None:
+        """The rig's tpu.env as it came, with these keys changed."""
+        lines = (rig_under_test().folder / "tpu.env").read_text().splitlines()
+        for key, value in values.items():
+            known = [number for number, line in enumerate(lines) if line.startswith(f"{key}=")]
+            if known:
+                lines[known[0]] = f"{key}={value}"
+            else:
+                lines.append(f"{key}={value}")
+        cls.write_settings_text("\n".join(lines) + "\n")
+
+    @classmethod
+    def write_settings_text(cls, text: str) -> None:
+        """The rig's tpu.env as `text`, with a time stamp that differs from the one before."""
+        path = cls.rig_folder / "tpu.env"
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        path.write_text(text, encoding="utf-8")
+        stamp = max(time.time_ns(), before + 10_000_000)
+        os.utime(path, ns=(stamp, stamp))
+
+    @classmethod
+    def write_runner(cls, name: str, preamble: str) -> Path:
+        """A program that is the built server.py after `preamble` (`server` is the module).
+
+        It lies beside the server and starts its workers as itself, so that a shorter patience or a
+        limit of the system holds for them too.
+        """
+        runner = cls.rig_folder / name
+        runner.write_text(_RUNNER.format(preamble=textwrap.dedent(preamble)))
+        return runner
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        # The case's own loop runs in debug mode, which doubles the time and warns of slow steps.
+        asyncio.get_running_loop().set_debug(False)
+        self.engine.script()
+
+    async def asyncTearDown(self) -> None:
+        if not self.keeps_running and rig_processes(self.state):
+            async with self.in_process() as client:
+                await self.answer(client, "stop_model")
+        await super().asyncTearDown()
+
+    # Clients. Opened inside a test: one that asyncSetUp opened would live in another task.
+
+    def assembled(self, server_file: str = "server.py", /) -> Any:
+        """The rig as its entry assembles it, in this process; its workers run `server_file`."""
+        return self.module.AssembledRig(self.module.RIG, self.rig_folder / server_file)
+
+    @asynccontextmanager
+    async def in_process(
+        self, mode: str = "auto", /, server_file: str = "server.py"
+    ) -> AsyncIterator[Client]:
+        """A client of a server in this process, in protocol mode "auto" or "legacy"."""
+        async with Client(self.assembled(server_file).server(), mode=mode) as client:
+            failure = None
+            try:
+                yield client
+            except AssertionError as error:
+                failure = error  # raised outside, where no task group wraps it
+        if failure is not None:
+            raise failure
+
+    @asynccontextmanager
+    async def over_stdio(
+        self, mode: str = "auto", /, extra: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Client]:
+        """A client of the rig's server.py as a process; its stderr goes to `stderr_file`."""
+        parameters = StdioServerParameters(
+            command=sys.executable,
+            args=[str(self.rig_folder / "server.py")],
+            env={**self.environment, **(extra or {})},
+            cwd=self.place,
+        )
+        with self.stderr_file.open("a") as errors:
+            async with Client(stdio_client(parameters, errors), mode=mode) as client:
+                failure = None
+                try:
+                    yield client
+                except AssertionError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    @property
+    def stderr_file(self) -> Path:
+        return self.place / "stderr.txt"
+
+    # Calls. Their own parameters are positional only, because tools have a parameter of any name.
+
+    async def answer(self, client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
+        """The structured result of a call that must succeed."""
+        result = await client.call_tool(tool, arguments)
+        self.assertFalse(result.is_error, f"{tool}: {result.content}")
+        return dict(result.structured_content or {})
+
+    async def text(self, client: Client, tool: str, /, **arguments: Any) -> str:
+        """The text of a call that must succeed."""
+        result = await client.call_tool(tool, arguments)
+        self.assertFalse(result.is_error, f"{tool}: {result.content}")
+        return "".join(item.text for item in result.content if item.type == "text")
+
+    async def refusal(
+        self, client: Client, tool: str, error_class: str, /, **arguments: Any
+    ) -> str:
+        """The text of a call that must fail with `error_class` as its first word."""
+        result = await client.call_tool(tool, arguments)
+        text = "".join(item.text for item in result.content if item.type == "text")
+        self.assertTrue(result.is_error, f"{tool} succeeded: {text}")
+        self.assertEqual(text.split(" ")[0], error_class, text)
+        return text
+
+    async def serve(self, client: Client, /, **arguments: Any) -> dict[str, Any]:
+        """Serve, wait until it is ready, and return the outcome."""
+        outcome = await self.answer(client, "serve_model", wait_s=50, **arguments)
+        self.assertEqual(outcome["state"], "ready", outcome)
+        return outcome
+
+    @classmethod
+    def serve_for_class(cls) -> None:
+        """Start the model once for all tests of the class (from setUpClass, with keeps_running)."""
+
+        async def start() -> None:
+            server = cls.module.AssembledRig(cls.module.RIG, cls.rig_folder / "server.py").server()
+            async with Client(server) as client:
+                result = await client.call_tool("serve_model", {"wait_s": 50})
+            ready = (result.structured_content or {}).get("state") == "ready"
+            if result.is_error or not ready:
+                raise AssertionError(f"the model did not come up: {result.content}")
+
+        asyncio.run(start())
+        deadline = time.monotonic() + PATIENCE_S
+        while rig_processes(cls.state, "job") and time.monotonic() < deadline:
+            time.sleep(0.02)  # the worker has written its last word and is about to end
+
+    # Witnesses.
+
+    def processes(self, role: str = "") -> list[int]:
+        """The pids of this rig's model servers and job workers, from the process table."""
+        return rig_processes(self.state, role)
+
+    async def assert_all_gone(self) -> None:
+        """No model server of this rig is left now, and its workers end within moments."""
+        self.assertEqual(self.processes("server"), [], "a model server was left")
+        await self.until(lambda: not self.processes(), "a job's worker was left")
+
+    def journal(self) -> list[dict[str, Any]]:
+        """The journal's entries, from the file."""
+        files = list(self.state.rglob("journal.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    @property
+    def rig_state(self) -> Path:
+        """The folder in which the rig keeps its records."""
+        return Path(self.assembled().context.paths.state)
+
+    async def until(self, what: Callable[[], Any], why: str) -> Any:
+        """Poll `what` until it is true; fail with `why` after PATIENCE_S seconds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (value := what()):
+            if time.monotonic() > deadline:
+                self.fail(why)
+            await asyncio.sleep(0.05)
+        return value

@@ -1,0 +1,122 @@
+"""Rules for the text of files: what no committed file may say, and what a rig may not point at.
+
+Knows shapes only; it lists no name of any person, machine or project.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from forge.build import shipped_files
+from forge.pins import RUNTIME_IMPORTS, SERVER_PINS
+
+# Shape -> what it is. Written so that no expression matches its own text.
+FORBIDDEN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(shape), what)
+    for shape, what in (
+        (
+            r"(?<![\w.])/(?:root|Users/(?!you\b|somebody\b)\w+)/",
+            "a path of somebody's machine",
+        ),
+        (
+            r"(?<![\w.])/(?:home)/(?!you\b|user\b|somebody\b)\w+",
+            "a path of somebody's machine",
+        ),
+        (r"[A-Z]:\\{1,2}Users\\", "a path of somebody's machine"),
+        (
+            r"\b(?:pypi[.]org|pythonhosted[.]org|npmjs[.]org)\b",
+            "a package registry's host",
+        ),
+        (r"\bhf_[A-Za-z0-9]{30,}", "a Hugging Face token"),
+        (r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}", "a GitHub token"),
+        (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", "an AWS access key"),
+        (r"\bya29[.][\w.-]{20,}", "a Google access token"),
+        (r"\bAIza[\w-]{35}\b", "a Google API key"),
+        (r"\bdop_v1_[a-f0-9]{40,}", "a DigitalOcean token"),
+        (r"\bsk-[A-Za-z0-9_-]{30,}", "an API key"),
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+\S{40}", "a private key"),
+    )
+)
+# What a test makes up says so, or counts.
+_MADE_UP = re.compile("canary|example|fake|other|0123456789|abcdefgh", re.I)
+_UPWARDS = re.compile(r"(?:\./)?(?:\.\./)+[\w.-]*")
+_FORGE_PATH = re.compile(r"(?<![\w/.-])(?:forge|tests)/\w")
+_SOURCE_LINE = re.compile(r"^# (?:Built from|Ejected from the forge: .*) forge/.*$", re.M)
+
+
+def committed_files(root: Path) -> list[Path]:
+    """What git has or would take below `root`; without git, every file that no tool left there."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=root, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return list(shipped_files(root))
+    names = sorted(set(listed.stdout.decode().split("\0")) - {""})
+    return [path for path in (root / name for name in names) if path.is_file()]
+
+
+def forbidden_faults(files: Iterable[Path], root: Path) -> Iterator[str]:
+    """Each place that says something which no committed file may say. The text is not repeated."""
+    for path in files:
+        text = _text(path)
+        for shape, what in FORBIDDEN:
+            for match in shape.finditer(text):
+                if _MADE_UP.search(match[0]):
+                    continue
+                line = text.count("\n", 0, match.start()) + 1
+                yield f"{path.relative_to(root).as_posix()}:{line}: holds {what}: take it out"
+
+
+def outside_faults(folder: Path, siblings: Sequence[str]) -> Iterator[str]:
+    """Places where a rig's files point out of the rig's folder, by path in it."""
+    sibling = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}/" for name in siblings) or r"(?!)")
+    home = folder.resolve()
+    for path in shipped_files(folder):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            yield f"{name}: is a link: put the file itself there"
+        text = _SOURCE_LINE.sub("", _text(path))
+        for match in _UPWARDS.finditer(text):
+            target = (path.parent / match[0]).resolve()
+            # Beyond the repository too, it is no pointer: attack strings of a suite look like that.
+            if target.is_relative_to(home.parent) and not target.is_relative_to(home):
+                yield f"{name}: points at {match[0]}, outside the rig: take it out"
+        for shape in (_FORGE_PATH, sibling):
+            for match in shape.finditer(text):
+                yield f"{name}: points at {match[0]}…, outside the rig: take it out"
+
+
+def import_faults(folder: Path) -> Iterator[str]:
+    """Imports in a rig's Python files of what is neither standard, pinned, nor beside the file."""
+    known = sys.stdlib_module_names | SERVER_PINS.keys() | RUNTIME_IMPORTS | {"__future__"}
+    for path in shipped_files(folder):
+        if path.suffix != ".py":
+            continue
+        name = path.relative_to(folder).as_posix()
+        beside = {other.stem for other in path.parent.glob("*.py")}
+        try:
+            tree = ast.parse(_text(path), feature_version=(3, 11))
+        except SyntaxError as error:
+            yield f"{name}:{error.lineno}: is no Python: restore it"
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""] if not node.level else []
+            else:
+                continue
+            for module in modules:
+                if module.partition(".")[0] not in known | beside:
+                    yield f"{name}:{node.lineno}: imports {module}, which no rig carries: drop it"
+
+
+def _text(path: Path) -> str:
+    """The text of a file; empty for what is no text."""
+    data = path.read_bytes()
+    return "" if b"\0" in data[:8192] else data.decode(errors="replace")

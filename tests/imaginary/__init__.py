@@ -1,0 +1,1 @@
+"""A rig of a rented machine that does not exist: same parts, another plane, another runtime."""
