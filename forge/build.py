@@ -119,13 +119,11 @@ def source_line(module: str, kind: str) -> str:
 
 def drift(ours: str, theirs: str) -> tuple[int, int]:
     """Lines that `theirs` has beyond `ours`, and lines that it lacks; the ejection's mark aside."""
-    added = removed = 0
     own = [line for line in theirs.splitlines() if not line.startswith(EJECTED_MARK)]
     forged = [line for line in ours.splitlines() if not line.startswith("# Built from forge/")]
-    for line in difflib.unified_diff(forged, own, n=0, lineterm=""):
-        added += line.startswith("+") and not line.startswith("+++")
-        removed += line.startswith("-") and not line.startswith("---")
-    return added, removed
+    changes = list(difflib.unified_diff(forged, own, n=0, lineterm=""))[2:]  # two are its head
+    signs = [line[0] for line in changes]
+    return signs.count("+"), signs.count("-")
 
 
 def shipped_files(folder: Path) -> Iterator[Path]:

@@ -29,6 +29,7 @@ from forge.text_checks import (
     committed_files,
     forbidden_faults,
     import_faults,
+    lint_faults,
     outside_faults,
 )
 from forge.tool_checks import budget_faults, listed_tools, token_count, tool_faults
@@ -69,6 +70,7 @@ def rig_faults(rig: StagedRig, names: Sequence[str]) -> Iterator[str]:
     yield from manifest_faults(home)
     yield from outside_faults(home, [name for name in names if name != rig.name])
     yield from import_faults(home)
+    yield from lint_faults(home)
     lines = _line_count(home / "server.py")
     if lines > MAX_LINES:
         yield f"server.py has {lines:,} lines, {MAX_LINES:,} may be: shorten a part that it carries"

@@ -182,6 +182,7 @@ def _group_row(key: tuple[str, str, str, str, str], items: Sequence[FoundReport]
     marks = [kind] if kind != "measured" else []
     marks += ["older build"] if best_item.older_build or typical_item.older_build else []
     marks += ["single run"] if best.repeats == 1 else []
+    marks += ["short sample"] if best.short_sample or typical.short_sample else []
     links = [_link(best_item)]
     links += [_link(typical_item)] if typical_item is not best_item else []
     return (

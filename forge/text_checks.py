@@ -20,11 +20,11 @@ FORBIDDEN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(shape), what)
     for shape, what in (
         (
-            r"(?<![\w.])/(?:root|Users/(?!you\b|somebody\b)\w+)/",
+            r"(?<![\w.])/(?:root|Users/(?!(?:you|user|somebody|ada)\b)\w+)/",
             "a path of somebody's machine",
         ),
         (
-            r"(?<![\w.])/(?:home)/(?!you\b|user\b|somebody\b)\w+",
+            r"(?<![\w.])/(?:home)/(?!(?:you|user|somebody|ada)\b)\w+",
             "a path of somebody's machine",
         ),
         (r"[A-Z]:\\{1,2}Users\\", "a path of somebody's machine"),
@@ -114,6 +114,22 @@ def import_faults(folder: Path) -> Iterator[str]:
             for module in modules:
                 if module.partition(".")[0] not in known | beside:
                     yield f"{name}:{node.lineno}: imports {module}, which no rig carries: drop it"
+
+
+def lint_faults(folder: Path) -> Iterator[str]:
+    """What ruff says of a rig's Python files, by the rules of its own `make lint`."""
+    base = [sys.executable, "-P", "-m", "ruff"]
+    rules = ["--isolated", "--no-cache", "--line-length", "100", "--target-version", "py311"]
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*.py"))]
+    for words in (
+        ["check", "--select", "E,F,I,UP,B", "--output-format", "concise", "--quiet"],
+        ["format", "--check"],
+    ):
+        command = [*base, words[0], *rules, *words[1:], *files]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = [line for line in done.stdout.splitlines() if ".py" in line]
+            yield from (f"{line}: mend its source" for line in said or [done.stderr.strip()])
 
 
 def _text(path: Path) -> str:

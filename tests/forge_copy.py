@@ -91,7 +91,7 @@ class TemporaryFolderCase(unittest.TestCase):
 
 @functools.cache
 def built_repository() -> tuple[Path, str]:
-    """A copy of this repository, built once a run, and what the build printed.
+    """A copy of this repository without its tests, built once a run, and what the build printed.
 
     Raises AssertionError with that where it failed.
     """
@@ -99,6 +99,8 @@ def built_repository() -> tuple[Path, str]:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     folder = home / "repository"
     for path in committed_files(ROOT):
+        if path.is_relative_to(ROOT / "tests"):
+            continue
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)

@@ -27,10 +27,14 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "OPENBLAS_CORETYPE")
 
 
 class FreshRigCase(unittest.TestCase):
-    """A copy of the rig for each test class; a model that a test leaves running is killed."""
+    """A copy of the rig for each class, a state of its own for each test.
+
+    What a test leaves running is killed.
+    """
 
     place: Path
     rig: Path
+    state: Path
     engine: FakeEngine
     environment: dict[str, str]
 
@@ -54,7 +58,6 @@ class FreshRigCase(unittest.TestCase):
             "HOME": str(cls.place / "home"),
             "TMPDIR": str(cls.place / "tmp"),
             "XDG_CACHE_HOME": str(cls.place / "cache"),
-            "XDG_STATE_HOME": str(cls.place / "state"),
             "PYTHONPATH": os.pathsep.join([str(cls.engine.folder), *filter(None, packages)]),
             "MODEL_NAME": "embedded",
             "PORT": str(free_port()),
@@ -62,12 +65,9 @@ class FreshRigCase(unittest.TestCase):
 
     def setUp(self) -> None:
         self.engine.script()
+        self.state = Path(tempfile.mkdtemp(prefix="state-", dir=self.place))
+        self.environment = {**self.environment, "XDG_STATE_HOME": str(self.state)}
         self.addCleanup(self.end_everything)
-
-    @property
-    def state(self) -> Path:
-        """The state folder of the rig."""
-        return self.place / "state"
 
     def end_everything(self) -> None:
         """Kill what a failed test left, by the process table's own list."""

@@ -64,6 +64,8 @@ class Runner:
     def __init__(self, scratch: Path, packages: Path) -> None:
         self._scratch = scratch
         (scratch / "home").mkdir()
+        (scratch / "bin").mkdir()
+        self.pythons = interpreters()
         self.packages = packages
         self._live: set[int] = set()
         self._talk = threading.Lock()
@@ -83,6 +85,7 @@ class Runner:
             **kept,
             **{name: str(path) for name, path in own.items()},
             "TMPDIR": str(self._scratch),
+            "PATH": f"{self._scratch / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "RIG_PACKAGES": folder,
             "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
         }
@@ -157,19 +160,33 @@ class Runner:
         self.tell(label, outcomes, output, seconds)
         return outcomes
 
-    def rig_suite(self, rig: Path, minor: int, python: str) -> list[Outcome]:
+    def server_packages(self, rig: Path, minor: int) -> Path | None:
+        """Where a rig's server packages lie for Python 3.`minor`; None if pip cannot get them."""
+        if minor == sys.version_info[1]:
+            return self.packages
+        argv = [self.pythons[minor], "-c", INSTALL_AND_TELL, str(rig / "requirements.txt")]
+        status, output, _ = self.run(argv, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})
+        return None if status else Path(output.splitlines()[-1])
+
+    def offer_pythons(self, rig: Path) -> None:
+        """Put every Python, with the packages, onto the tests' PATH: some ask for another one."""
+        for minor in self.pythons.keys() - {sys.version_info[1]}:
+            folder = self.server_packages(rig, minor)
+            if folder is not None:
+                # What is no server package (ruff) comes from this Python's folder.
+                path = f"{folder}${{PYTHONPATH:+:$PYTHONPATH}}:{self.packages}"
+                program = f'PYTHONPATH="{path}" exec {self.pythons[minor]} "$@"'
+                wrapper = self._scratch / "bin" / f"python3.{minor}"
+                wrapper.write_text(f"#!/bin/sh\n{program}\n")
+                wrapper.chmod(0o755)
+
+    def rig_suite(self, rig: Path, minor: int) -> list[Outcome]:
         """A rig's own suite, on Python 3.`minor` with the server's packages and no more."""
         label = f"{rig.name} on Python 3.{minor}"
-        packages = self.packages
-        if minor != sys.version_info[1]:
-            argv = [python, "-c", INSTALL_AND_TELL, str(rig / "requirements.txt")]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            status, output, seconds = self.run(argv, ROOT, environment)
-            if status:
-                self.tell(label, [], output, seconds)
-                return [Outcome(label, "skipped", reason="pip cannot install its packages there")]
-            packages = Path(output.splitlines()[-1])
-        return self.module(label, [python], "test_server", rig, packages)
+        packages = self.server_packages(rig, minor)
+        if packages is None:
+            return [Outcome(label, "skipped", reason="pip cannot install its packages there")]
+        return self.module(label, [self.pythons[minor]], "test_server", rig, packages)
 
     def leftovers(self) -> list[Outcome]:
         """Whether all that the tests started is gone; what is not is named and ended."""
@@ -281,10 +298,10 @@ def start(
     if unknown:
         raise SystemExit(f"there is no {', '.join(unknown)} to run")
     jobs = [pool.submit(runner.static_check, name) for name in STATIC if not words or name in words]
+    runner.offer_pythons(rigs()[0])
     for name, rig in suites.items():
         if not words or name in words:
-            for minor, python in interpreters().items():
-                jobs.append(pool.submit(runner.rig_suite, rig, minor, python))
+            jobs += [pool.submit(runner.rig_suite, rig, minor) for minor in runner.pythons]
     for name in modules:
         if not words or name in words:
             this = [sys.executable]

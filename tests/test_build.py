@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 import unittest
-from pathlib import Path
 
 from forge.manifests import plugin_version
 from forge.pins import SERVER_PINS, requirements_of_script, script_block, server_requirements
@@ -37,57 +36,29 @@ class BuildTests(ForgeCopyCase):
     def test_another_python_builds_the_same_bytes(self) -> None:
         pythons = self.other_pythons()
         if not pythons:
-            self.skipTest(
-                "no other Python of 3.11 to 3.13 on PATH has the server's packages "
-                f"(python3.X {RIG}/launch.py install --server-only gets them)"
-            )
+            self.skipTest("no other Python of 3.11 to 3.13 on PATH has the packages")
         before = self.contents()
-        for python, environment in pythons:
+        for python in pythons:
             with self.subTest(python=python):
                 # Something must differ first: a build that does nothing would pass otherwise.
                 (self.root / RIG / "server.py").write_text("")
                 (self.root / RIG / "GemmaTools.md").unlink()
-                launch = self.folder / "launch" / "launch.py"
-                command = (python, launch, "python", "-m", "forge.build")
-                built = self.run_in(self.root, *command, environment=environment)
+                built = self.run_other(python, "-m", "forge.build")
                 self.assertEqual(built.returncode, 0, built.stdout)
                 self.assertIn(f"wrote {RIG}/server.py", built.stdout)
                 self.assertEqual(self.contents(), before)
 
-    @classmethod
-    def other_pythons(cls) -> list[tuple[str, dict[str, str]]]:
-        """Other interpreters for which launch.py finds the server's packages, and how to run them.
+    def run_other(self, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another Python in the copy, with the packages that it has by itself."""
+        environment = self.environment(PYTHONPATH="")
+        return self.run_in(self.root, python, *arguments, environment=environment)
 
-        ruff's wheel is the same for every version, so the one of this Python serves them all.
-        """
-        import ruff  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        tools, launch = cls.folder / "tools", cls.folder / "launch"
-        tools.mkdir()
-        (tools / "ruff").symlink_to(Path(ruff.__file__).parent)
-        (tools / "bin").mkdir()
-        (tools / "bin" / "ruff").symlink_to(ruff.find_ruff_bin())
-        launch.mkdir()
-        for name in ("launch.py", "requirements.txt", "requirements-runtime.txt"):
-            shutil.copy(cls.root / RIG / name, launch)
-        environment = cls.environment(PYTHONPATH=str(tools))
-        for name in ("HOME", "XDG_CACHE_HOME"):  # the user's own: there lie the packages
-            environment.pop(name)
-            if name in os.environ:
-                environment[name] = os.environ[name]
-        found = []
-        for name in OTHER_PYTHONS:
-            python = shutil.which(name)
-            if python is None or name == "python{}.{}".format(*sys.version_info):
-                continue
-            probe = cls.run_in(
-                cls.folder,
-                *(python, launch / "launch.py", "python", "-c", "import mcp, psutil, ruff"),
-                environment=environment,
-            )
-            if probe.returncode == 0:
-                found.append((python, environment))
-        return found
+    def other_pythons(self) -> list[str]:
+        """What stands on PATH for other versions and can build; tests/run.py puts some there."""
+        mine = "python{}.{}".format(*sys.version_info)
+        found = [shutil.which(name) for name in OTHER_PYTHONS if name != mine]
+        probe = ("-c", "import filelock, httpx2, mcp, psutil, pydantic_settings, ruff")
+        return [p for p in found if p and not self.run_other(p, *probe).returncode]
 
     def test_the_builders_environment_plays_no_part(self) -> None:
         built = self.forge(

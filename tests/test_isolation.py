@@ -44,8 +44,8 @@ async def tool_names_of(
 
 
 def names_in_tool_list(rig: Path) -> list[str]:
-    """The tools that the rig's GemmaTools.md names in its table."""
-    return re.findall(r"(?m)^\| `(\w+)` \|", (rig / "GemmaTools.md").read_text(encoding="utf-8"))
+    """The tools that the rig's GemmaTools.md describes."""
+    return re.findall(r"(?m)^### (\w+)$", (rig / "GemmaTools.md").read_text(encoding="utf-8"))
 
 
 class AloneTests(TemporaryFolderCase):
@@ -147,8 +147,7 @@ class CloneWithoutForgeTests(ForgeCopyCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        for name in ("forge", "tests"):
-            shutil.rmtree(cls.root / name)
+        shutil.rmtree(cls.root / "forge")  # the copy is made without tests/
         (cls.root / "Makefile").unlink(missing_ok=True)
 
     def make(self, rig: str, *targets: str) -> str:

@@ -171,14 +171,14 @@ class OpenLoopTest(ServerCase):
         self.assertGreaterEqual(m.ttft_from_schedule_ms.mean or 0, m.ttft_ms.mean or 0)
         self.assertGreaterEqual(m.e2e_from_schedule_ms.mean or 0, m.e2e_ms.mean or 0)
         for request in done.phase("measured"):
-            self.assertGreaterEqual(request["sent"], request["due"] - 1e-5)
+            self.assertGreaterEqual(request["sent"], request["due"])
 
-    def test_a_server_that_falls_behind_is_said_to(self) -> None:
+    def test_a_queue_that_only_grows_is_said_to_be_one(self) -> None:
         plan = cell_plan(concurrency=None, rate_rps=200, requests=20)
         done = self.load(plan, script={"ttft_ms": 1500})
-        self.assertTrue(any("fell behind" in mark for mark in done.cell.marks), done.cell.marks)
+        self.assertTrue(any("no steady state" in mark for mark in done.cell.marks), done.cell.marks)
         calm = self.load(cell_plan(concurrency=None, rate_rps=10, requests=10))
-        self.assertFalse(any("fell behind" in mark for mark in calm.cell.marks))
+        self.assertFalse(any("no steady state" in mark for mark in calm.cell.marks))
 
 
 class PromptTest(ServerCase):

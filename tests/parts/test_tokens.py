@@ -41,6 +41,10 @@ class TokensTest(unittest.IsolatedAsyncioTestCase):
         self.now = 1_000_000.0
         self.store = TokenStore(self.folder, lambda: self.now)
 
+    async def asyncSetUp(self) -> None:
+        # unittest runs the loop in debug mode, which reports every slow step on standard error.
+        asyncio.get_running_loop().slow_callback_duration = 60
+
     async def refused(self, act: object, error_class: str = "DENIED") -> str:
         with self.assertRaises(RigError) as caught:
             await act  # type: ignore[misc]

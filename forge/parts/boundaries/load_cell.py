@@ -223,7 +223,7 @@ class CellLoad:
         source = random.Random(f"{self._seed}/arrivals")
         slots = asyncio.Semaphore(_IN_FLIGHT_LIMIT)
         tasks: set[asyncio.Task[None]] = set()
-        start = due = time.perf_counter() + 0.05
+        start = due = time.perf_counter() + 0.05 + source.expovariate(rate)
         self._window_from = start
 
         async def request(at: float) -> None:
@@ -231,20 +231,22 @@ class CellLoad:
                 await self._one(at)
 
         for _ in range(self._cell.requests):
-            due += source.expovariate(rate)
             if due - start > self._cell.seconds or self._given_up():
                 break
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            while (left := due - time.perf_counter()) > 0:  # a loop's timer may be a little early
+                await asyncio.sleep(left)
             task = asyncio.create_task(request(due))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+            due += source.expovariate(rate)
         backlog = len(tasks)
         await asyncio.gather(*tasks)
         last = max((record.ended for record in self._load.records), default=start)
         self._load.window = (start, max(last, start))
-        if backlog > 0.5 * max(1, len(self._load.records)):
+        sent = len(self._load.records)
+        if backlog > 0.5 * sent:
             self._load.marks.append(
-                f"the server fell behind: {backlog} requests were open when the last one was sent"
+                f"no steady state: {backlog} of {sent} requests were open when the last one went"
             )
 
     def _tell_request(self, phase: str, due: float | None, record: StreamRecord) -> None:

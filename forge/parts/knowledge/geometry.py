@@ -190,9 +190,9 @@ def _gemma4_full_layers(
         index = int(key) if str(key).isdigit() else -1
         if index not in shapes or not isinstance(override, Mapping):
             raise ValueError(f"per_layer_config[{key!r}] is not understood")
-        for field in override:
-            if field not in ("head_dim", "num_key_value_heads"):
-                raise ValueError(f"per_layer_config[{key!r}] sets {field!r}: not understood")
+        for setting in override:
+            if setting not in ("head_dim", "num_key_value_heads"):
+                raise ValueError(f"per_layer_config[{key!r}] sets {setting!r}: not understood")
         shapes[index] = (
             _config_int(override, "head_dim", head_dim),
             _config_int(override, "num_key_value_heads", kv_heads),

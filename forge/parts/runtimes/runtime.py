@@ -43,7 +43,11 @@ class ServedModel:
 
 
 class Runtime(Protocol):
-    """The verbs of a runtime."""
+    """The verbs of a runtime.
+
+    `phases` are its own names for the four steps of a start, in this order: environment, weights,
+    load, first token.
+    """
 
     vocabulary: Mapping[str, str]
     phases: Sequence[str]

@@ -79,7 +79,8 @@ class LoadProgress:
             return {"message": f"{done} of {total} cells done", "percent": 100 * done / total}
         cell = plan.cells[self.current]
         within = min(0.99, self.requests / cell.requests)
-        text = f"cell {self.current + 1} of {total} ({cell.cell_id}), {self.requests} requests done"
+        doing = f"{self.requests} requests done" if self.requests else "warming up"
+        text = f"cell {self.current + 1} of {total} ({cell.cell_id}), {doing}"
         changes: dict[str, Any] = {"message": text, "percent": 100 * (done + within) / total}
         if self.seconds:
             typical = statistics.fmean(self.seconds.values())

@@ -24,8 +24,10 @@ _HEALTH_QUESTION = "What is the capital of France? Answer with the name of the c
 _HEALTH_ANSWER = re.compile(r"\bparis\b", re.I)
 _HEALTH_TOKENS = 24
 
-Prompt = Annotated[str, Field(description="What to ask, 1 to 100,000 characters.")]
-SystemPrompt = Annotated[str, Field(description="A system prompt; empty for none.")]
+Prompt = Annotated[str, Field(max_length=_PROMPT_LIMIT, description="What to ask.")]
+SystemPrompt = Annotated[
+    str, Field(max_length=_PROMPT_LIMIT, description="A system prompt; empty for none.")
+]
 MaxTokens = Annotated[int, Field(ge=1, le=8192, description="Most tokens to generate.")]
 Temperature = Annotated[float, Field(ge=0, le=2, description="0 is greedy.")]
 

@@ -30,8 +30,8 @@ _DPI = 110
 def plot_curves(report: BenchReport) -> bytes:
     """PNG: output tokens/s, median TTFT and median TPOT against concurrency, a line a context.
 
-    Doubtful cells are hollow, failed ones stand as x on the axis. Raises RigError NOT_FOUND where
-    the plot package is missing or no cell has a concurrency.
+    Doubtful cells are hollow, failed ones stand as x in a strip under the curves. Raises RigError
+    NOT_FOUND where the plot package is missing or no cell has a concurrency.
     """
     cells = [cell for cell in report.cells if cell.concurrency is not None]
     contexts = sorted({cell.input_tokens for cell in cells})
@@ -52,14 +52,13 @@ def plot_curves(report: BenchReport) -> bytes:
         panel.set_title(title, fontsize=10)
         panel.set_ylabel(unit)
         panel.set_xlabel("concurrent requests")
-        if not any(points.values()):
-            panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center")
-        elif number == 1:
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        values = [y for line in points.values() for _, y, _ in line]
+        if values:
+            strip = _draw_failures(panel, shown, cells)
+            _set_scale(panel, values, number == 1, strip)
         else:
-            panel.set_ylim(bottom=0)
-            panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center")
+            panel.set_yticks([])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
         handles,
@@ -75,7 +74,7 @@ def plot_curves(report: BenchReport) -> bytes:
     if len(shown) < len(contexts):
         notes.append(f"{len(shown)} of {len(contexts)} contexts drawn")
     if any(c.status != "ok" for c in cells):
-        notes.append("x on the axis: failed or infeasible")
+        notes.append("x in the grey strip: failed or infeasible")
     if any(c.status == "ok" and unusable_cell(c) for c in cells):
         notes.append("hollow: not to be used")
     return _finished(figure, report, notes, right=1.05)
@@ -133,28 +132,64 @@ def _draw_panel(
                 label=f"{context:,}" if good else None,
                 zorder=3,
             )
-        lost = [c.concurrency for c in cells if c.input_tokens == context and c.status != "ok"]
-        # Side by side, so that one context's failure does not hide another's.
-        height = 0.02 + 0.035 * index
-        panel.plot(
-            lost,
-            [height] * len(lost),
-            ls="none",
-            marker="x",
-            ms=7,
-            mew=2,
-            color=colour,
-            transform=panel.get_xaxis_transform(),
-            clip_on=False,
-        )
     loads = sorted({c.concurrency for c in cells if c.concurrency is not None})
     panel.set_xscale("log", base=2)
     close = any(b < 1.8 * a for a, b in zip(loads, loads[1:], strict=False))
     turn = 45 if close or len(loads) > 6 else 0
     panel.set_xticks(loads, [f"{c:,}" for c in loads], fontsize=8, rotation=turn)
-    panel.minorticks_off()
+    panel.xaxis.minorticks_off()
     panel.grid(True, color="#DDDDDD", lw=0.6)
     panel.set_axisbelow(True)
+
+
+def _draw_failures(panel: Any, contexts: list[int], cells: list[BenchCell]) -> float:
+    """An x for each failed cell in a grey strip under the curves, a row a context, so that none
+    can be taken for a figure; returns the strip's share of the panel's height."""
+    import matplotlib.patches
+
+    lost = {
+        context: [c.concurrency for c in cells if c.input_tokens == context and c.status != "ok"]
+        for context in contexts
+    }
+    rows = [context for context in contexts if lost[context]]
+    strip = 0.05 * len(rows)
+    band = matplotlib.patches.Rectangle(
+        (0, 0), 1, strip, transform=panel.transAxes, color="#EEEEEE", zorder=1.5
+    )
+    panel.add_patch(band)
+    for row, context in enumerate(rows):
+        panel.plot(
+            lost[context],
+            [0.05 * (row + 0.5)] * len(lost[context]),
+            ls="none",
+            marker="x",
+            ms=6,
+            mew=2,
+            color=_LINE_COLOURS[contexts.index(context)],
+            transform=panel.get_xaxis_transform(),
+        )
+    return strip
+
+
+def _set_scale(panel: Any, values: list[float], logarithmic: bool, strip: float) -> None:
+    """Room above the highest point, and `strip` of the height free below the lowest."""
+    import matplotlib.ticker
+
+    low, high = min(values), max(values)
+    below = strip / (1 - strip)
+    if logarithmic and low > 0:
+        bottom, top = low / 1.4, high * 1.4
+        panel.set_yscale("log")
+        panel.set_ylim(bottom * (bottom / top) ** below, top)
+        # Within two decades 1, 2 and 5 are labelled, over more of them the powers are enough.
+        subs = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
+        panel.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=subs))
+        panel.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        least = bottom
+    else:
+        top, least = high * 1.08 or 1.0, 0.0
+        panel.set_ylim(-below * top, top)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value >= least else "")
 
 
 def _points(

@@ -32,6 +32,9 @@ def report_caveats(report: BenchReport) -> list[str]:
         found.append(f"tokens counted from: {report.token_source}")
     if len(report.cells) < report.planned_cells:
         found.append(f"cut short: {len(report.cells)} of {report.planned_cells} cells")
+    short = sum(cell.short_sample for cell in report.cells if cell.status == "ok")
+    if short:
+        found.append(f"{short} cells had fewer requests than the rule asks")
     if report.workload.prompts == "repeated":
         found.append("prompts were repeated: a prefix cache may have answered them")
     return found

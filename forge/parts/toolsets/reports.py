@@ -33,6 +33,7 @@ from forge.parts.knowledge.report_schema import BenchReport
 from forge.parts.toolsets.report_plots import plot_curves, plot_heatmap
 from forge.parts.toolsets.report_text import (
     change_as_text,
+    figure_text,
     report_as_text,
     report_caveats,
     report_subject_line,
@@ -194,7 +195,7 @@ def _report_line(report: BenchReport) -> ReportLine:
         about=report_subject_line(report),
         kind=report.run.kind,
         cells=f"{len(usable)} usable of {report.planned_cells} planned",
-        best=f"{rate:,.0f} output tokens/s at {cell}" if cell else "",
+        best=f"{figure_text(rate)} output tokens/s at {cell}" if cell else "",
         caveats=report_caveats(report),
     )
 

@@ -187,6 +187,11 @@ class ServingToolset(Toolset):
             model=instance.served_name,
         )
 
+    def _machine(self, instance: Instance) -> str:
+        """The place's own word for what serves `instance`, with its number where it has one."""
+        number = "" if instance.pid is None else f" {instance.pid}"
+        return f"{self.context.vocabulary['machine']}{number}"
+
     def _setting(self, name: str) -> Any:
         return getattr(self.context.settings, name)
 
@@ -209,7 +214,7 @@ class ServingToolset(Toolset):
             raise RigError(
                 "EXISTS",
                 f"a model server for {finding.instance.model} runs already "
-                f"(process {finding.instance.pid}, {finding.instance.state})",
+                f"({self._machine(finding.instance)}, {finding.instance.state})",
                 "stop_model() first",
             )
         await self._refuse_early(name)
@@ -267,7 +272,7 @@ class ServingToolset(Toolset):
 
     def _half_started(self, instance: Instance) -> ServeOutcome:
         return ServeOutcome(
-            summary=f"A model server (process {instance.pid}) was left half-started: whoever "
+            summary=f"A model server ({self._machine(instance)}) was left half-started: whoever "
             "started it was killed before its first token.",
             next_step="stop_model(), then serve_model()",
             state="failed",
@@ -301,7 +306,7 @@ class ServingToolset(Toolset):
         if job is not None:
             what.append(f"the start {job.id} was cancelled")
         if finding.instance is not None:
-            what.append(f"process {finding.instance.pid} ({finding.instance.model}) was ended")
+            what.append(f"{self._machine(finding.instance)} ({finding.instance.model}) was ended")
         done = " and ".join(what) or "nothing was running"
         return ServeOutcome(
             summary=f"{done[0].upper()}{done[1:]}; no model server of this rig is left.",
@@ -361,7 +366,7 @@ class ServingToolset(Toolset):
         except RigError as error:
             return f"{free}; {error.what}"
         if model is None:
-            return f"{free}; the weights of {name} are not on this computer yet"
+            return f"{free}; the weights of {name} are not there yet"
         return f"{free}; {name} {memory_verdict(model, room)[1]}"
 
 

@@ -115,7 +115,7 @@ def refuse_missing(needs: Sequence[Need]) -> None:
     if missing:
         listed = "; ".join(f"{need.name}: {need.detail}" for need in missing)
         remedies = " and ".join(dict.fromkeys(need.remedy for need in missing if need.remedy))
-        raise RigError("NOT_FOUND", f"this computer lacks something: {listed}", remedies)
+        raise RigError("NOT_FOUND", f"something is missing here: {listed}", remedies)
 
 
 def memory_verdict(model: ServedModel, room: Room) -> tuple[bool, str]:
@@ -151,19 +151,20 @@ class Startup:
     async def run(self, progress: JobProgress) -> dict[str, Any]:
         """Bring the model up to its first token. On any failure nothing is left running."""
         context, name = self._context, str(progress.record.arguments["model"])
+        environment, weights, load, first_token = context.runtime.phases
         clock = _StartClock(progress, context.runtime.phases, self.history.typical(name))
         serve_id = progress.record.id
         instance: Instance | None = None
         try:
-            clock.enter("environment", "checking packages")
+            clock.enter(environment, "checking packages")
             refuse_missing(await context.runtime.needs())
-            clock.enter("weights", "looking for the weights")
+            clock.enter(weights, "looking for the weights")
             model = await self._weights(name, clock)
-            clock.enter("load", f"starting {context.vocabulary['engine']}")
+            clock.enter(load, f"starting {context.vocabulary['engine']}")
             launch = context.runtime.launch(model)
             instance = await context.plane.start(launch, serve_id, progress.record.id)
             address = await self._until_it_listens(instance, clock)
-            clock.enter("first token", "asking for the first token")
+            clock.enter(first_token, "asking for the first token")
             await self._first_token(instance, address, clock)
             instance = await context.plane.mark_ready(instance)
         except BaseException as error:

@@ -94,12 +94,12 @@ class Toolset:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, member in vars(cls).items():
-            marked_above = any(
-                hasattr(vars(base).get(name), _TOOL_MARK) for base in cls.__mro__[1:]
-            )
-            if marked_above and not hasattr(member, _TOOL_MARK):
-                raise TypeError(f"{cls.__name__}.{name} hides a tool: mark it with @rig_tool again")
+        served: dict[str, Any] = {}
+        for base in cls.__mro__:
+            for name, member in vars(base).items():
+                first = served.setdefault(name, member)
+                if hasattr(member, _TOOL_MARK) and not hasattr(first, _TOOL_MARK):
+                    raise TypeError(f"{cls.__name__}.{name} hides a tool: mark it again")
 
     def tool_methods(self) -> list[ToolMethod]:
         """The tools of this toolset, in the order of their definition."""
