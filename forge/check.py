@@ -96,17 +96,18 @@ async def _listings(staged: Sequence[StagedRig]) -> list[_Listing]:
                 state = rig.folder.parent / f"{rig.name}.state"
                 try:
                     tools = await listed_tools(rig.folder / "server.py", toolsets, state)
-                    if toolsets == "default":
-                        listing.tools, listing.tokens = len(tools), token_count(tools)
-                        found = budget_faults(tools)
-                    else:
-                        found = tool_faults(tools)
-                    listing.faults += [f"server.py: {fault}" for fault in found]
                 except RuntimeError as error:
-                    listing.faults.append(
-                        f"server.py: with RIG_TOOLSETS={toolsets} it lists no tools ({error}): "
-                        "correct that"
+                    fault = (
+                        f"with RIG_TOOLSETS={toolsets} it lists no tools ({error}): correct that"
                     )
+                    listing.faults.append(f"server.py: {fault}")
+                    continue
+                if toolsets == "default":
+                    listing.tools, listing.tokens = len(tools), token_count(tools)
+                    found = budget_faults(tools)
+                else:
+                    found = tool_faults(tools)
+                listing.faults += [f"server.py: {fault}" for fault in found]
         return listing
 
     return await asyncio.gather(*(one(rig) for rig in staged))
@@ -168,7 +169,12 @@ def _committed_lines(name: str) -> int | None:
 
 
 def main() -> int:
-    """Print every fault; returns 1 if there is one."""
+    """Print every fault; returns 1 if there is one, 2 where the check cannot be made."""
+    try:
+        token_count([])
+    except RuntimeError as error:
+        print(f"{error}: use `make check`, which gets it", file=sys.stderr)
+        return 2
     faults = check()
     print("".join(f"{fault}\n" for fault in faults), end="")
     print(f"{len(faults)} faults." if faults else "All of it holds.")

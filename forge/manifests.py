@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from forge.naming import skill_name, slug
+from forge.parts.assembly.rig import RIG_VERSION
 
 COLLECTION = "gemma4-rigs"
 AUTHORS = {"name": f"The {COLLECTION} authors"}
@@ -21,7 +22,6 @@ MARKETPLACE_FILE = ".claude-plugin/marketplace.json"
 PLUGIN_FILE = ".claude-plugin/plugin.json"
 GEMINI_FILE = "gemini-extension.json"
 MCP_FILE = ".mcp.json"
-VERSION_BASE = "0.1.0"
 VERSION_FILES = frozenset({PLUGIN_FILE, GEMINI_FILE})
 DESCRIPTION_LIMIT = 1024  # of a skill, by the Agent Skills specification
 
@@ -59,7 +59,7 @@ def plugin_version(shipped: Mapping[str, bytes]) -> str:
     for path in sorted(shipped.keys() - VERSION_FILES):
         content = hashlib.sha256(shipped[path]).hexdigest()
         digest.update(f"{path}\0{content}\n".encode())
-    return f"{VERSION_BASE}-h{digest.hexdigest()[:12]}"
+    return f"{RIG_VERSION}-h{digest.hexdigest()[:12]}"
 
 
 def render_manifests(rig: PublishedRig) -> dict[str, str]:
@@ -196,8 +196,8 @@ def manifest_faults(folder: Path) -> Iterator[str]:
         manifest = _read_object(folder / file) or {}
         if manifest.get("name") != wanted:
             yield f"{file}: name {manifest.get('name')!r} is not the folder's slug: run make build"
-        if not str(manifest.get("version", "")).startswith(f"{VERSION_BASE}-h"):
-            yield f"{file}: has no version of the form {VERSION_BASE}-h…: run make build"
+        if not str(manifest.get("version", "")).startswith(f"{RIG_VERSION}-h"):
+            yield f"{file}: has no version of the form {RIG_VERSION}-h…: run make build"
     plugin = _read_object(folder / PLUGIN_FILE) or {}
     if not isinstance(plugin.get("author"), dict):
         yield f"{PLUGIN_FILE}: author must be an object: run make build"

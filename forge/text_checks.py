@@ -15,33 +15,23 @@ from pathlib import Path
 from forge.build import shipped_files
 from forge.pins import RUNTIME_IMPORTS, SERVER_PINS
 
-# Shape -> what it is. Written so that no expression matches its own text.
-FORBIDDEN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(shape), what)
-    for shape, what in (
-        (
-            r"(?<![\w.])/(?:root|Users/(?!(?:you|user|somebody|ada)\b)\w+)/",
-            "a path of somebody's machine",
-        ),
-        (
-            r"(?<![\w.])/(?:home)/(?!(?:you|user|somebody|ada)\b)\w+",
-            "a path of somebody's machine",
-        ),
-        (r"[A-Z]:\\{1,2}Users\\", "a path of somebody's machine"),
-        (
-            r"\b(?:pypi[.]org|pythonhosted[.]org|npmjs[.]org)\b",
-            "a package registry's host",
-        ),
-        (r"\bhf_[A-Za-z0-9]{30,}", "a Hugging Face token"),
-        (r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}", "a GitHub token"),
-        (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", "an AWS access key"),
-        (r"\bya29[.][\w.-]{20,}", "a Google access token"),
-        (r"\bAIza[\w-]{35}\b", "a Google API key"),
-        (r"\bdop_v1_[a-f0-9]{40,}", "a DigitalOcean token"),
-        (r"\bsk-[A-Za-z0-9_-]{30,}", "an API key"),
-        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+\S{40}", "a private key"),
-    )
-)
+# What it is -> its shape. Written so that no expression matches its own text.
+_NOBODY = r"(?!(?:you|user|somebody|ada)\b)"  # whom documents and tests speak of
+_SHAPES = {
+    "a path of somebody's machine": (
+        rf"(?<![\w.])/(?:root/|(?:home)/{_NOBODY}\w+|Users/{_NOBODY}\w+/)|[A-Z]:\\{{1,2}}Users\\"
+    ),
+    "a package registry's host": r"\b(?:pypi[.]org|pythonhosted[.]org|npmjs[.]org)\b",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
+    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}",
+    "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    "a Google access token": r"\bya29[.][\w.-]{20,}",
+    "a Google API key": r"\bAIza[\w-]{35}\b",
+    "a DigitalOcean token": r"\bdop_v1_[a-f0-9]{40,}",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{30,}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+\S{40}",
+}
+FORBIDDEN = {what: re.compile(shape) for what, shape in _SHAPES.items()}
 # What a test makes up says so, or counts.
 _MADE_UP = re.compile("canary|example|fake|other|0123456789|abcdefgh", re.I)
 _UPWARDS = re.compile(r"(?:\./)?(?:\.\./)+[\w.-]*")
@@ -64,7 +54,7 @@ def forbidden_faults(files: Iterable[Path], root: Path) -> Iterator[str]:
     """Each place that says something which no committed file may say. The text is not repeated."""
     for path in files:
         text = _text(path)
-        for shape, what in FORBIDDEN:
+        for what, shape in FORBIDDEN.items():
             for match in shape.finditer(text):
                 if _MADE_UP.search(match[0]):
                     continue

@@ -190,19 +190,28 @@ class Runner:
 
     def leftovers(self) -> list[Outcome]:
         """Whether all that the tests started is gone; what is not is named and ended."""
+        left: list[str] = []
+        for _ in range(5):  # what is being started right now shows itself only afterwards
+            left += self._marked()
+        name = "no process is left behind"
+        outcomes = [Outcome(name, "failed" if left else "passed", reason="; ".join(left))]
+        self.tell(name, outcomes, "\n".join(left), 0)
+        return outcomes
+
+    def _marked(self) -> list[str]:
+        """Kill every process whose TMPDIR lies in this run's folder; returns their commands."""
         import psutil
 
-        left = []
+        found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("TMPDIR") == str(self._scratch):
-                    left.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+                if process.environ().get("TMPDIR", "").startswith(str(self._scratch)):
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
                     process.kill()
+                    process.wait(5)
             except psutil.Error:
                 continue
-        name = "no process is left behind"
-        self.tell(name, [Outcome(name, "failed" if left else "passed")], "\n".join(left), 0)
-        return [Outcome(name, "failed" if left else "passed", reason="; ".join(left))]
+        return found
 
 
 def end_group(group: int) -> None:
@@ -329,4 +338,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit("interrupted; what was started has been ended")
+        launch.say("interrupted; what was started has been ended")
+        sys.exit(128 + signal.SIGINT)

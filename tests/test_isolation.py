@@ -63,9 +63,9 @@ class AloneTests(TemporaryFolderCase):
     @classmethod
     def environment(cls, **more: str) -> dict[str, str]:
         """Packages come from RIG_PACKAGES alone, as for a user who has them somewhere."""
-        environment = super().environment(RIG_PACKAGES=packages_in_one_folder(), **more)
+        environment = super().environment(RIG_PACKAGES=packages_in_one_folder())
         del environment["PYTHONPATH"]
-        return environment
+        return environment | more
 
     def test_there_are_rigs_and_the_forge_is_out_of_reach(self) -> None:
         self.assertGreaterEqual(len(self.rigs), 1)

@@ -1,4 +1,4 @@
-"""A tiny random Gemma 4 checkpoint, made on the spot: every feature of E2B, half a megabyte of it.
+"""A tiny random Gemma 4 checkpoint, made on the spot: every feature of E2B in 2.4 MB.
 
 Per-layer embeddings, sliding and full attention, shared keys and values, double-wide MLPs, logit
 soft-capping; an own small tokenizer with Gemma's turn tokens and an own chat template in Gemma 4's
@@ -10,6 +10,7 @@ turn format. Its answers are nonsense, but each rule of the architecture moves t
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,6 @@ def _tokenizer() -> Any:
             vocab_size=room, special_tokens=list(_PLAIN_SPECIALS), show_progress=False
         ),
     )
-    import json
-
     learnt = json.loads(learner.to_str())["model"]
     words: dict[str, int] = dict(learnt["vocab"])
     for piece in (*spelling, *_GEMMA_SPECIALS):
@@ -155,10 +154,26 @@ def make_tiny_gemma4(folder: Path, *, wrapped: bool = False, seed: int = 4) -> P
         model = whole
     tokenizer = _tokenizer()
     stops = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(TURN_CLOSE)]
-    model.generation_config.update(bos_token_id=2, pad_token_id=0, eos_token_id=stops)
+    # Random weights love bytes that make no character, and a stream of those cannot be decoded.
+    unsaid = [i for piece, i in tokenizer.get_vocab().items() if piece[0] == "<" and i not in stops]
+    model.generation_config.update(
+        bos_token_id=2, pad_token_id=0, eos_token_id=stops, suppress_tokens=sorted(unsaid)
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if wrapped:
+        _ask_for_a_processor(folder)
     return folder
+
+
+def _ask_for_a_processor(folder: Path) -> None:
+    """As published releases do: name a processor for pictures and sound in three files."""
+    named = {"processor_class": "Gemma4Processor"}
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (folder / name).write_text(json.dumps(named), encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(settings | named), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
     """
 
     keeps_running: ClassVar[bool] = False
+    fake_on_path: ClassVar[bool] = True  # False: the real runtime, if it is installed
     place: ClassVar[Path]
     rig_folder: ClassVar[Path]
     state: ClassVar[Path]
@@ -161,7 +162,8 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
             for name, value in os.environ.items()
             if name not in settings and not name.startswith(("HF_", "XDG_", "GEMMA4_"))
         }
-        packages = [str(cls.engine.folder), *filter(None, [kept.get("PYTHONPATH")])]
+        packages = [str(cls.engine.folder)] if cls.fake_on_path else []
+        packages += filter(None, [kept.get("PYTHONPATH")])
         home = cls.place / "home"
         home.mkdir()
         return kept | {

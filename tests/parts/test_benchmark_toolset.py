@@ -21,8 +21,15 @@ import psutil
 from mcp import Client
 
 from forge.parts.assembly.rig import AssembledRig
-from forge.parts.knowledge.report_schema import BenchReport
+from forge.parts.boundaries.load_plan import LoadCellPlan, LoadPlan
+from forge.parts.knowledge.report_schema import (
+    BenchCell,
+    BenchReport,
+    CellMetrics,
+    health_of_client,
+)
 from forge.parts.toolsets.benchmark_job import planned_load
+from forge.parts.toolsets.benchmark_report import LoadProgress, merged_cells
 from forge.report_faults import report_faults
 from tests.scripted_rig import SERVER, scripted_rig
 from tests.scripted_sse import ROOT, ScriptedProcess
@@ -180,11 +187,7 @@ class WholeRunTest(BenchmarkCase):
             self.assertEqual(begun["planned_cells"], 6)
             job = await self.finished(client, begun["job_id"])
         report = self.report(job["result"]["report"])
-        self.assertEqual(
-            [(c.id, c.repeats) for c in report.cells], [("c2-i64-o8", 3), ("r50-i64-o8", 3)]
-        )
-        for cell in report.cells:
-            self.assertIsNotNone(cell.cv)
+        self.assertEqual([c.id for c in report.cells], ["c2-i64-o8", "r50-i64-o8"])
         assert report.cells[1].metrics
         self.assertIsNotNone(report.cells[1].metrics.ttft_from_schedule_ms)
         self.assertGreater(report.workload.seed or 0, 0)
@@ -210,6 +213,47 @@ class WholeRunTest(BenchmarkCase):
         }
         self.assertIn("run_vllm_benchmark", names)
         self.assertNotIn("run_benchmark", names)
+
+
+class MergedCellsTest(unittest.TestCase):
+    """Repeats become one cell; what a busy client measured stands back."""
+
+    PLAN = LoadPlan(
+        base_url="http://127.0.0.1:1",
+        model="m",
+        cells=[
+            LoadCellPlan(concurrency=c, input_tokens=64, output_tokens=8, requests=5, seconds=9)
+            for c in (1, 2, 3)
+        ]
+        * 3,
+    )
+
+    def ok(self, number: int, rate: float, lag_ms: float = 1.0) -> BenchCell:
+        metrics = CellMetrics(output_tps=rate, requests_sent=5, requests_completed=5)
+        client = health_of_client(0.1, lag_ms, 0.0)
+        return self.PLAN.cells[number].cell(status="ok", metrics=metrics, client=client)
+
+    def test_the_middle_one_with_its_variation(self) -> None:
+        found = LoadProgress(Path("nowhere"))
+        found.cells = {0: self.ok(0, 90), 3: self.ok(0, 110), 6: self.ok(0, 100)}
+        found.cells |= {1: self.ok(1, 50, lag_ms=99), 4: self.ok(1, 70)}
+        found.current = 7
+        one, two, three = merged_cells(self.PLAN, found, "it was ended")
+        assert one.metrics and two.metrics
+        self.assertEqual((one.metrics.output_tps, one.repeats), (100, 3))
+        self.assertAlmostEqual(one.cv or 0, 0.1)
+        self.assertEqual((two.metrics.output_tps, two.repeats, two.cv), (70, 1, None))
+        self.assertEqual((three.status, three.reason), ("not_run", "it was ended"))
+
+    def test_a_failure_counts_only_where_nothing_succeeded(self) -> None:
+        found = LoadProgress(Path("nowhere"))
+        broken = self.PLAN.cells[1].cell(status="failed", reason="broken")
+        found.cells = {0: self.PLAN.cells[0].cell(status="failed", reason="x"), 3: self.ok(0, 9)}
+        found.cells |= {1: broken, 4: broken}
+        one, two, _ = merged_cells(self.PLAN, found, "it was ended")
+        self.assertEqual((one.status, two.status, two.reason), ("ok", "failed", "broken"))
+        self.assertEqual((one.repeats, len(one.marks)), (1, 1))
+        self.assertIn("1 of 2 repeats", one.marks[0])
 
 
 class RefusalTest(BenchmarkCase):

@@ -119,7 +119,8 @@ class DocumentsTest(unittest.TestCase):
 
     def test_in_the_readme_only_the_marked_lists_change(self) -> None:
         text = (
-            "# Title\n\nWords | of `the` author.\n\n<!-- built: tools -->\nOUTDATED\n<!-- end -->\n\n"
+            "# Title\n\nWords | of `the` author.\n\n"
+            "<!-- built: tools -->\nOUTDATED\n<!-- end -->\n\n"
             "More.\n<!-- built: settings -->\n<!-- end -->\n<!-- built: unknown -->\nkept\n"
             "<!-- end -->\n"
         )

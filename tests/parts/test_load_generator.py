@@ -184,7 +184,7 @@ class OpenLoopTest(ServerCase):
 class PromptTest(ServerCase):
     def test_no_two_prompts_begin_alike(self) -> None:
         cells = [cell_plan(input_tokens=n, concurrency=c) for n in (64, 512) for c in (1, 2)]
-        self.load(*cells)
+        self.load(*cells, *cells)  # also where a grid is repeated
         asks = [ask["body"] for ask in self.server.requests()]
         heads = [" ".join(ask["messages"][0]["content"].split()[:12]) for ask in asks]
         measured = heads[2:]  # the two that calibrate share theirs on purpose

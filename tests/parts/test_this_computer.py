@@ -105,6 +105,14 @@ class Case(unittest.IsolatedAsyncioTestCase):
                     raise
             await asyncio.sleep(0.05)
 
+    async def ended(self, instance: Instance) -> None:
+        """Wait until the server's process is gone and collected."""
+        deadline = time.monotonic() + 20
+        while psutil.pid_exists(instance.pid or 0):
+            process_label(instance.pid or 0)  # collects ended children
+            self.assertLess(time.monotonic(), deadline, "the server did not end")
+            await asyncio.sleep(0.02)
+
     async def refused(self, error_class: str, call: Callable[[], object]) -> RigError:
         with self.assertRaises(RigError) as caught:
             await call()  # type: ignore[misc]
@@ -216,8 +224,7 @@ class TruthTest(Case):
 
     async def test_a_server_that_ended_by_itself(self) -> None:
         instance = await self.plane.start(self.launch("pass"), "serve-1", "job-1")
-        while psutil.pid_exists(instance.pid or 0) and process_label(instance.pid or 0):
-            await asyncio.sleep(0.02)
+        await self.ended(instance)
         finding = await self.plane.find()
         self.assertIsNone(finding.instance)
         self.assertIn(f"(pid {instance.pid}) has ended by itself", finding.notes[0])
@@ -225,6 +232,7 @@ class TruthTest(Case):
 
     async def test_a_pid_that_belongs_to_somebody_else_now(self) -> None:
         instance = await self.plane.start(self.launch("pass"), "serve-1", "job-1")
+        await self.ended(instance)
         process, _ = self.stranger()
         write_json(self.paths.state / "server.json", {**instance.model_dump(), "pid": process.pid})
         finding = await self.plane.find()

@@ -103,13 +103,14 @@ class Calibration:
 
 
 class CellLoad:
-    """One cell: warm up, load, and say what came of it. Never raises for what a server does."""
+    """Cell `number` of a plan: warm up, load, and say what came of it. Never raises for what a
+    server does."""
 
-    def __init__(
-        self, plan: LoadPlan, cell: LoadCellPlan, client: LoadClient, tell: LoadTell
-    ) -> None:
-        self._plan, self._cell, self._client, self._tell = plan, cell, client, tell
-        self._seed = f"{plan.seed}/{cell.cell_id}"
+    def __init__(self, plan: LoadPlan, number: int, client: LoadClient, tell: LoadTell) -> None:
+        self._plan, self._cell = plan, plan.cells[number]
+        self._client, self._tell = client, tell
+        # The number, because a repeat of the cell must not find its prompts in a cache.
+        self._seed = f"{plan.seed}/{number}/{self._cell.cell_id}"
         self._load = MeasuredLoad()
         self._count = 0  # requests of this cell, warm-ups included: the number of the next prompt
         self._begun = 0  # requests within the window

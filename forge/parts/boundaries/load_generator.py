@@ -43,7 +43,7 @@ async def run_load(plan: LoadPlan, tell: LoadTell) -> None:
         for number, cell in enumerate(plan.cells):
             begun = time.perf_counter()
             tell({"event": "cell begins", "cell": number, "id": cell.cell_id})
-            result = await CellLoad(plan, cell, client, tell).run(calibration)
+            result = await CellLoad(plan, number, client, tell).run(calibration)
             seconds = round(time.perf_counter() - begun, 3)
             tell(
                 {

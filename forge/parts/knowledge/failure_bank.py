@@ -36,8 +36,10 @@ ChangeKind = Literal["flag", "setting", "package", "place", "grant", "run", "act
 # root in the same log; a symptom always has a cause; an echo only repeats that something failed.
 _LEVELS = ("echo", "symptom", "fault", "root")
 _CERTAINTIES: tuple[Certainty, ...] = ("possible", "likely", "certain")
+_FIELDS = ("line", "near", "unless", "also", "cause", "change", "futile", "issue", "sum")
 _CHANGE_KINDS = ("flag", "setting", "package", "place", "grant", "run", "act")
 _REACH = 40  # rows around the deciding one in which what belongs to it may stand
+_SHORTEST_KEY = 3  # characters of a literal that are neither digits nor hexadecimal
 _ROWS_A_KEY = 200  # distinct rows that are looked at for one key; a log may repeat it for ever
 _LINE_LIMIT = 1000  # characters of a quoted line
 
@@ -53,20 +55,24 @@ _CALM_LEVEL = re.compile(
     r"^.{0,120}?(?:(?<![\w-])(?:INFO|DEBUG|TRACE|NOTICE)(?![\w-])|(?<!\w)\[?(?:info|debug)\]?[ :\]]"
     r"|level=(?:info|debug)|severity\W{1,4}(?:INFO|DEBUG|NOTICE))|^\s*I\d{4} "
 )
+_WARNING_LEVEL = re.compile(
+    r"^.{0,60}?(?<![\w-])(?:WARNING|WARN)(?![\w-])|^\s*W\d{4} |level=warn"
+)
 _ERROR_HEAD = re.compile(
     r"\b\w*(?:Error|Exception|OutOfResources|OutOfMemory)\b|\bERROR\b|\berror:|\bfatal\b|\bFATAL\b"
-    r"|failed to start|could not select|permission denied",
+    r"|Error response|[Pp]ermission denied|error loading|startup-script|cloud-init",
 )
 # Not what happened, but what might, or what was got over.
 _ONLY_TALK = re.compile(
-    r"\b(?:in case|if (?:you|it|this|the|there)|to (?:avoid|prevent|reduce)|avoids?|avoiding"
-    r"|prevents?|preventing|without|no longer|0|zero|not? (?:an? )?|simulat\w+|handles|handling"
-    r"|checks? for|watch(?:es|ing)? for|instead of|tip|hint|note|see also|docs?)\b[^.;]{0,60}$",
+    r"(?:\b(?:in case|if (?:you|it|this|the|there)|to (?:avoid|prevent|reduce)|avoid(?:s|ing)?"
+    r"|prevent(?:s|ing)?|no longer|simulat\w+|handles|checks? for|watch(?:es|ing)? for"
+    r"|instead of|tip|hint|(?:might|may|could|can) (?:get|see|receive|hit|cause|lead))\b[^.;]{0,60}"
+    r"|\b(?:no|not|zero|0|without|any)\s+(?:an?\s+)?)$",
     re.I,
 )
 _GOT_OVER = re.compile(
     r"\b(?:retrying|will retry|will be retried|falling back|fell back|recovered|succeeded after"
-    r"|ignoring|is ignored|harmless)\b",
+    r"|ignoring|is ignored|harmless|trying (?:the next|another|port))\b",
     re.I,
 )
 
@@ -109,6 +115,7 @@ class Signature:
     lines: tuple[str, ...]
     near: str
     unless: str
+    also: tuple[str, ...]
     cause: str
     changes: tuple[Change, ...]
     futile: tuple[str, ...]
@@ -129,6 +136,7 @@ class FailureMatch:
     row: int
     first_row: int
     line: str
+    wording: int
     width: int
     numbers: Mapping[str, str]
     cause: str
@@ -186,7 +194,7 @@ def parse_signatures(stage: FailureStage, text: str) -> list[Signature]:
     """The signatures in `text`, one after a ``== kind | level | certainty`` line each.
 
     Then a field a line, its name first: line (an expression; several are alternatives), near (must
-    stand within 40 rows as well), unless (must not), cause, change (``kind name: old -> new``),
+    stand within 40 rows as well), unless (must not), also (gives numbers if it does), cause, change (``kind name: old -> new``),
     futile, issue, sum (see failure_sums). A line that begins with two blanks continues the field.
     Raises SignatureError.
     """
@@ -205,10 +213,11 @@ def _fields(kind: str, body: str) -> dict[str, list[str]]:
     values: list[str] = []
     for line in body.split("\n"):
         if line.startswith("  ") and values:
-            values[-1] += " " + line.strip()
+            more = line.strip()
+            values[-1] += more if more.startswith("|") else f" {more}"
         elif line.strip():
             name, _, value = line.partition(" ")
-            if name not in ("line", "near", "unless", "cause", "change", "futile", "issue", "sum"):
+            if name not in _FIELDS:
                 raise SignatureError(f"{kind}: unknown field '{name}'")
             values = fields.setdefault(name, [])
             values.append(value.strip())
@@ -235,13 +244,14 @@ def _signature(stage: FailureStage, words: list[str], fields: dict[str, list[str
         lines=tuple(fields["line"]),
         near=one("near"),
         unless=one("unless"),
+        also=tuple(fields.get("also", ())),
         cause=one("cause"),
         changes=tuple(_change(words[0], text) for text in fields["change"]),
         futile=tuple(fields.get("futile", ())),
         upstream=one("issue"),
         sum_name=one("sum"),
     )
-    short = [key for key in signature.keys if len(_bare(key)) < 4]
+    short = [key for key in signature.keys if len(_bare(key)) < _SHORTEST_KEY]
     if short or not signature.keys:
         raise SignatureError(f"{words[0]}: no literal in its line is long enough: {short}")
     return signature
@@ -265,44 +275,78 @@ def _change(kind: str, text: str) -> Change:
 
 
 def required_literals(expression: str) -> tuple[str, ...]:
-    """For each branch of `expression` the longest literal that whatever matches it must hold.
+    """Literals, one of which stands in whatever matches `expression`; an empty one: there is none.
 
-    Looks at the top level alone, outside of groups, sets and what may be absent; empty for a branch
-    without any.
+    Reads the syntax that signatures use: sets, groups, quantifiers, alternatives, escapes.
     """
-    branches: list[list[str]] = [[""]]
-    depth = index = 0
-    while index < len(expression):
-        char = expression[index]
-        runs = branches[-1]
-        index += 1
+    return _LiteralReader(expression).alternatives()
+
+
+class _LiteralReader:
+    """Walks an expression once. What may be absent, sets and assertions give no literal."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def alternatives(self) -> tuple[str, ...]:
+        """The best literal of each branch, up to the end or the closing parenthesis."""
+        found = self._branch()
+        while self._at < len(self._text) and self._text[self._at] == "|":
+            self._at += 1
+            found += self._branch()
+        return found
+
+    def _branch(self) -> tuple[str, ...]:
+        best: tuple[str, ...] = ("",)
+        run = ""
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
+            item = self._item()
+            before = self._at
+            required = self._required()
+            if isinstance(item, str) and item and required:
+                run += item.lower()
+                best = _better(best, (run,))
+                run = run if self._at == before else ""
+                continue
+            run = ""
+            if isinstance(item, tuple) and required:
+                best = _better(best, item)
+        return best
+
+    def _item(self) -> str | tuple[str, ...]:
+        """The next character, "" for a set of them, or the literals of a group."""
+        char = self._text[self._at]
+        self._at += 1
         if char == "\\":
-            char, escaped = expression[index], not expression[index].isalnum()
-            index += 1
-            if not escaped:
-                char = ""
-        elif char == "[":
-            index = expression.index("]", index + 1) + 1
-            char = ""
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-            char = ""
-        elif char == "|" and not depth:
-            branches.append([""])
-            continue
-        elif char in "?*{" and not depth:
-            runs[-1] = runs[-1][:-1]
-            if char == "{":
-                index = expression.index("}", index) + 1
-            char = ""
-        elif char in ".+^$|?*":
-            char = ""
-        if depth or not char:
-            if runs[-1]:
-                runs.append("")
-        else:
-            runs[-1] += char.lower()
-    return tuple(max(runs, key=lambda run: len(_bare(run))) for runs in branches)
+            char = self._text[self._at]
+            self._at += 1
+            return "" if char.isalnum() else char
+        if char == "[":
+            self._at = self._text.index("]", self._at + 1) + 1
+            return ""
+        if char != "(":
+            return "" if char in ".^$" else char
+        assertion = re.compile(r"\?(?:=|!|<=|<!)").match(self._text, self._at)
+        head = re.compile(r"\?(?::|P<\w+>|=|!|<=|<!)").match(self._text, self._at)
+        self._at = head.end() if head else self._at
+        found = self.alternatives()
+        self._at += 1
+        return "" if assertion else found
+
+    def _required(self) -> bool:
+        """Whether what was read must be there at least once; steps over its quantifier."""
+        quantifier = re.compile(r"(?:[*?]|\{(\d+),?\d*\}|\+)\??").match(self._text, self._at)
+        if quantifier is None:
+            return True
+        self._at = quantifier.end()
+        return quantifier[0][0] == "+" or (quantifier[0][0] == "{" and quantifier[1] != "0")
+
+
+def _better(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Of two choices of literals the one whose shortest is longer."""
+    shortest = [min(len(_bare(text)) for text in choice) for choice in (one, other)]
+    return other if shortest[1] > shortest[0] else one
 
 
 def _bare(text: str) -> bytes:
@@ -338,11 +382,15 @@ class FailureBank:
             if match is None and first != row:
                 match = _match_row(signature, log, first, first)
             known = best.get(signature.kind)
-            if match is not None and (known is None or _rank(match) < _rank(known)):
+            # A signature's first wordings say more than its last ones.
+            if match is not None and (known is None or match.wording < known.wording):
                 best[signature.kind] = match
+        up = _came_up_at(log)
         by_row: dict[int, FailureMatch] = {}
         for match in sorted(best.values(), key=_rank):
-            by_row.setdefault(match.row, match)
+            # What only echoes a failure means nothing once the server has come up after it.
+            if match.signature.level or match.row > up:
+                by_row.setdefault(match.row, match)
         return sorted(by_row.values(), key=_rank)
 
     def _candidates(self, log: LogLines) -> Iterator[tuple[Signature, int, int]]:
@@ -364,19 +412,21 @@ class FailureBank:
 def _rank(match: FailureMatch) -> tuple[int, int, int, int, int]:
     """What explains more sorts first: level, conditions met, certainty, then the earlier row."""
     signature = match.signature
-    conditions = bool(signature.near) + bool(signature.unless)
+    conditions = bool(signature.near)
     certainty = _CERTAINTIES.index(signature.certainty)
     return (-signature.level, -conditions, -certainty, match.first_row, -match.width)
 
 
 def _match_row(signature: Signature, log: LogLines, row: int, first: int) -> FailureMatch | None:
     text = log.text(row)
-    for expression in signature.lines:
-        found = _compiled(expression).search(text)
-        if found is None or (not signature.any_level and _is_calm(text, found.start())):
+    plain = text.replace('\\"', '"')  # as it stood before it became part of a JSON string
+    for wording, expression in enumerate(signature.lines):
+        found = _compiled(expression).search(plain)
+        if found is None or _is_calm(signature, plain, found.start()):
             continue
         values = {name: value for name, value in found.groupdict().items() if value}
-        around = log.around(row) if signature.near or signature.unless else ""
+        wanted = signature.near or signature.unless or signature.also
+        around = log.around(row) if wanted else ""
         if signature.near:
             beside = _compiled(signature.near).search(around)
             if beside is None:
@@ -384,6 +434,10 @@ def _match_row(signature: Signature, log: LogLines, row: int, first: int) -> Fai
             values = {n: v for n, v in beside.groupdict().items() if v} | values
         if signature.unless and _compiled(signature.unless).search(around):
             continue
+        for extra in signature.also:
+            beside = _compiled(extra).search(around)
+            if beside is not None:
+                values = {n: v for n, v in beside.groupdict().items() if v} | values
         if signature.sum_name:
             values |= FAILURE_SUMS[signature.sum_name](values)
         return FailureMatch(
@@ -391,6 +445,7 @@ def _match_row(signature: Signature, log: LogLines, row: int, first: int) -> Fai
             row=row,
             first_row=first,
             line=quoted_line(text, found[0]),
+            wording=wording,
             width=found.end() - found.start(),
             numbers={name: redact(value)[:160] for name, value in values.items()},
             cause=_filled(signature.cause, values),
@@ -399,9 +454,16 @@ def _match_row(signature: Signature, log: LogLines, row: int, first: int) -> Fai
     return None
 
 
-def _is_calm(text: str, at: int) -> bool:
-    """Whether a line only talks of a failure: an informing level, a hint, something got over."""
+def _is_calm(signature: Signature, text: str, at: int) -> bool:
+    """Whether a line only talks of a failure: an informing level, a hint, something got over.
+
+    A warning counts only for what a signature is certain of.
+    """
+    if signature.any_level:
+        return False
     if _CALM_LEVEL.search(text) and not _ERROR_HEAD.search(text):
+        return True
+    if signature.certainty != "certain" and _WARNING_LEVEL.search(text):
         return True
     return bool(_ONLY_TALK.search(text[:at]) or _GOT_OVER.search(text))
 
@@ -446,16 +508,21 @@ _CAME_UP = re.compile(
 )
 
 
+def _came_up_at(log: LogLines) -> int:
+    """The last row in which a server says that it has come up; -1 where none does."""
+    last = (row for _, row in log.alike().values())
+    return max((row for row in last if _CAME_UP.search(log.rows[row])), default=-1)
+
+
 def unexplained_rows(log: LogLines, most: int = 40) -> list[int]:
     """The rows that report an error in so many words, the last `most`, oldest first.
 
     For a log in which no signature was found: what stands before a start that came up, and what
     programs are known to print in health, is left out.
     """
-    last = [row for _, row in log.alike().values()]
-    up = max((row for row in last if _CAME_UP.search(log.rows[row])), default=-1)
+    up = _came_up_at(log)
     found = []
-    for row in sorted(last):
+    for row in sorted(row for _, row in log.alike().values()):
         if row <= up:
             continue
         text = log.text(row)

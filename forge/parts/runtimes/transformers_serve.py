@@ -7,6 +7,7 @@ knows nothing of how a process is kept.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
-from forge.parts.ground.state import private_folder
+from forge.parts.ground.state import private_folder, write_json
 from forge.parts.knowledge.memory import kv_bytes
 from forge.parts.planes.plane import Launch, Room
 from forge.parts.runtimes.runtime import Need, PhaseReport, ServedModel
@@ -47,6 +48,11 @@ _EMBEDDED_DISK = 800_000_000  # bytes: the wheel, the GGUF file and the bf16 fol
 # What Python, torch and a forward pass hold besides weights and KV cache: 0.8 GB, fitted on a peak
 # RSS of 5.71 GB for E2B in bf16 (facts of the predecessor's local rig, 2026-09-04).
 _RUNTIME_OVERHEAD = 800_000_000
+_PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 _ELEMENT_BYTES_OF = {"bfloat16": 2, "float32": 4}
 _ENVIRONMENT_PASSED = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR PYTHONPATH LD_LIBRARY_PATH VIRTUAL_ENV USER LOGNAME "
@@ -170,8 +176,9 @@ class TransformersServe:
     def launch(self, model: ServedModel) -> Launch:
         """The argument list of the model server. It listens on loopback and never goes online."""
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+        folder = str(_text_view(model.folder, self._cache / "views"))
         argv = [
-            *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(model.folder)),
+            *(sys.executable, "-m", "transformers.cli.transformers", "serve", folder),
             *("--host", "127.0.0.1", "--port", str(self._port())),
             *("--device", "cpu", "--dtype", self._settings.dtype),
         ]
@@ -180,7 +187,7 @@ class TransformersServe:
             environment=served_environment() | offline | {"PYTHONUNBUFFERED": "1"},
             port=self._port(),
             model=model.name,
-            served_name=str(model.folder),
+            served_name=folder,
         )
 
     def loading_step(self, log: str) -> str:
@@ -269,6 +276,27 @@ def served_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _ENVIRONMENT_PASSED if name in os.environ}
 
 
+def _text_view(folder: Path, views: Path) -> Path:
+    """`folder`, or for a multimodal release a folder of links to it whose processor is its tokenizer.
+
+    The release's own processor wants Pillow and torchvision, which text does not need, and the
+    registry's torchvision does not load beside a CPU build of torch.
+    """
+    if "text_config" not in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        return folder
+    view = views / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    shutil.rmtree(view, ignore_errors=True)
+    private_folder(view)
+    for path in folder.iterdir():
+        if path.name not in ("tokenizer_config.json", *_PROCESSOR_FILES):
+            (view / path.name).symlink_to(path.resolve())
+    own = folder / "tokenizer_config.json"
+    settings = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+    settings["processor_class"] = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
+    write_json(view / own.name, settings)
+    return view
+
+
 def _conversation_bytes(checkpoint: Checkpoint, context: int, element_bytes: int) -> int:
     """KV cache of one conversation in bytes; 0 where the geometry is not understood."""
     if checkpoint.geometry is None:
@@ -352,6 +380,12 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
             "NOT_FOUND", f"the Hub has no {repository}, or it is private", "check MODEL_NAME"
         ) from None
     except (httpx2.HTTPError, HfHubHTTPError, OSError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise RigError(
+                "CAPACITY",
+                f"the disk was full before {repository} was there",
+                "free some disk space, or set HF_HOME to a larger disk; it goes on where it stopped",
+            ) from None
         raise RigError(
             "UNREACHABLE",
             f"the Hub could not be read: {type(error).__name__}",

@@ -7,17 +7,13 @@ measured until then can still be made a report of.
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import sys
 import time
-from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from forge.parts.boundaries.checkpoint import read_checkpoint
 from forge.parts.boundaries.load_plan import (
     LOAD_PLAN_FILE,
     LOAD_RESULTS_FILE,
@@ -30,11 +26,8 @@ from forge.parts.ground.jobs import JobProgress, JobRecord
 from forge.parts.ground.journal import utc_now
 from forge.parts.ground.process import run_program
 from forge.parts.ground.state import private_folder, read_json, write_json, write_private
-from forge.parts.knowledge.geometry import Geometry
-from forge.parts.knowledge.hardware import HARDWARE_SLOTS
-from forge.parts.knowledge.report_checks import subject_of_model
-from forge.parts.knowledge.report_schema import GoodputLimits, run_id_of
-from forge.parts.planes.plane import Instance
+from forge.parts.knowledge.report_schema import GoodputLimits
+from forge.parts.toolsets.benchmark_frame import benchmark_frame
 from forge.parts.toolsets.benchmark_report import LoadProgress, cell_lines, report_of_load
 from forge.parts.toolsets.reports import save_report
 from forge.parts.toolsets.serving import require_ready
@@ -45,7 +38,6 @@ _FRAME_FILE = "frame.json"
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
 _FOLLOW_EVERY_S = 0.5
 _RUNS_KEPT = 20
-_ENCODING_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
 
 
 def planned_load(arguments: dict[str, Any]) -> list[LoadCellPlan]:
@@ -186,100 +178,3 @@ class BenchmarkJob:
 def unfinished_benchmark(context: RigContext) -> JobRecord | None:
     """The benchmark that runs or waits now; two at once would measure each other."""
     return context.jobs.active(BENCHMARK_JOB)
-
-
-async def benchmark_frame(
-    context: RigContext, instance: Instance, plan: LoadPlan
-) -> dict[str, Any]:
-    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run."""
-    platform_slot, runtime, slot, _, encoding = [*context.rig.split("-"), *[""] * 5][:5]
-    local = platform_slot == "local"
-    settings = context.settings
-    dtype = str(getattr(settings, "dtype", ""))
-    limit = getattr(settings, "max_model_len", None)
-    subject = subject_of_model(
-        instance.model,
-        encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
-        _geometry_of(context, instance.model),
-        max_model_len=limit if isinstance(limit, int) else None,
-    )
-    chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    vantage = "same host" if local else "tunnel" if "//127.0.0.1:" in plan.base_url else "unknown"
-    return {
-        "run": {
-            "id": run_id_of(day, subject.short, runtime, slot),
-            "date": day,
-            "kind": "measured",
-            "rig": context.rig,
-            "started": utc_now(),
-        },
-        "subject": subject.model_dump(mode="json"),
-        "hardware": {"slot": slot, "chip": chip, **(_probed_host() if local else {})},
-        "engine": await _engine_facts(context, runtime, instance),
-        "workload": {
-            "name": "distinct-words",
-            "tool": "gemma4-rigs loadgen",
-            "tool_version": context.version,
-            "api": "chat",
-            "prompts": "distinct",
-            "temperature": plan.temperature,
-            "seed": plan.seed,
-            "warmups_per_shape": plan.warmups,
-            "vantage": vantage,
-            "goodput_limits": plan.limits.model_dump(),
-        },
-    }
-
-
-def _geometry_of(context: RigContext, model: str) -> Geometry | None:
-    try:
-        local = context.runtime.local_model(model)
-        return None if local is None else read_checkpoint(local.folder).geometry
-    except RigError:
-        return None
-
-
-def _probed_host() -> dict[str, Any]:
-    """What this computer says of itself: kinds and sizes, no name and no address."""
-    import psutil
-
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    memory = round(psutil.virtual_memory().total / 2**30, 2)
-    return {
-        "host_cpu": {"value": model[:120], "how": "probed"},
-        "host_cores": {"value": os.cpu_count() or 1, "unit": "threads", "how": "probed"},
-        "host_memory_gib": {"value": memory, "unit": "GiB", "how": "probed"},
-    }
-
-
-async def _engine_facts(context: RigContext, runtime: str, instance: Instance) -> dict[str, Any]:
-    """The engine as it was started: its packages, and the argument list without folders."""
-    versions = {
-        need.name.removeprefix("package "): need.detail
-        for need in await context.runtime.needs()
-        if need.name.startswith("package ")
-    }
-    engine = context.vocabulary.get("engine", "").partition(" ")[0].lower()
-    argv: list[str] = []
-    for entry in context.journal.entries(last=1000):
-        if entry.get("serve_id") == instance.serve_id and isinstance(entry.get("argv"), list):
-            argv = [_last_name(str(word)) for word in entry["argv"]]
-    return {
-        "name": runtime,
-        "version": versions.get(engine, ""),
-        "argv": argv[:100],
-        "resolved": {f"package {name}": version for name, version in versions.items()},
-        "server": context.version,
-    }
-
-
-def _last_name(word: str) -> str:
-    return PurePosixPath(word).name if word.startswith("/") else word

@@ -76,12 +76,15 @@ class LoadProgress:
         """The job's message, percentage and seconds left, the latter from finished cells."""
         total, done = len(plan.cells), len(self.cells)
         if self.current is None:
-            return {"message": f"{done} of {total} cells done", "percent": 100 * done / total}
+            # The hundredth per cent is the report's.
+            percent = min(99.0, 100 * done / total)
+            return {"message": f"{done} of {total} cells done", "percent": percent}
         cell = plan.cells[self.current]
         within = min(0.99, self.requests / cell.requests)
         doing = f"{self.requests} requests done" if self.requests else "warming up"
         text = f"cell {self.current + 1} of {total} ({cell.cell_id}), {doing}"
-        changes: dict[str, Any] = {"message": text, "percent": 100 * (done + within) / total}
+        percent = min(99.0, round(100 * (done + within) / total, 1))
+        changes: dict[str, Any] = {"message": text, "percent": percent}
         if self.seconds:
             typical = statistics.fmean(self.seconds.values())
             changes["remaining_s"] = round(typical * (total - done - within), 1)
@@ -101,7 +104,7 @@ def merged_cells(plan: LoadPlan, found: LoadProgress, missing: str) -> list[Benc
         tried = [found.cells[number] for number in numbers if number in found.cells]
         good = [cell for cell in tried if cell.status == "ok"]
         if good:
-            merged.append(_middle_cell(good))
+            merged.append(_middle_cell(good, tried))
         elif tried:
             merged.append(tried[-1])
         else:
@@ -110,17 +113,21 @@ def merged_cells(plan: LoadPlan, found: LoadProgress, missing: str) -> list[Benc
     return merged
 
 
-def _middle_cell(cells: list[BenchCell]) -> BenchCell:
+def _middle_cell(good: list[BenchCell], tried: list[BenchCell]) -> BenchCell:
     """The cell with the median output rate; an untrustworthy one only if all are."""
-    trusted = [cell for cell in cells if cell.trusted] or cells
-    ordered = sorted(trusted, key=_output_rate)
+    ordered = sorted([cell for cell in good if cell.trusted] or good, key=_output_rate)
     middle = ordered[(len(ordered) - 1) // 2]
-    if len(ordered) < 2:
-        return middle
+    marks = list(middle.marks)
+    if len(ordered) < len(tried):
+        failed = [cell.reason for cell in tried if cell.status != "ok"]
+        why = failed[0] if failed else "the client could not keep up"
+        marks.append(f"{len(tried) - len(ordered)} of {len(tried)} repeats are left out: {why}")
     rates = [_output_rate(cell) for cell in ordered]
     mean = statistics.fmean(rates)
-    cv = statistics.stdev(rates) / mean if mean else None
-    return middle.model_copy(update={"repeats": len(ordered), "cv": cv})
+    cv = statistics.stdev(rates) / mean if len(rates) > 1 and mean else None
+    return middle.model_copy(
+        update={"repeats": len(ordered), "cv": cv, "marks": [mark[:2000] for mark in marks[-10:]]}
+    )
 
 
 def _output_rate(cell: BenchCell) -> float:

@@ -79,7 +79,7 @@ async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Conte
         sentence = progress_sentence(job)
         if sentence != told or job.percent > sent:
             # The protocol wants every notification to be higher than the one before.
-            told, sent = sentence, max(job.percent, sent + 0.01)
+            told, sent = sentence, min(100.0, max(job.percent, sent + 0.01))
             await ctx.report_progress(sent, 100, sentence)
         if job.finished or time.monotonic() >= deadline:
             return job

@@ -1,0 +1,408 @@
+"""probe_capabilities through a real client: the job, its report, the baseline, and every end.
+
+The model is scripted and listens in this process; server, jobs and files are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+from mcp import Client
+from pydantic import ValidationError
+
+from forge.parts.assembly.rig import AssembledRig
+from forge.parts.knowledge.probe_report import ProbeFinding, ProbeReport
+from tests.probing_rig import PROBING_SERVER, probing_rig
+from tests.scripted_model import ScriptedModel
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 90.0
+EVERYTHING = {
+    "tool_one_call",
+    "tool_right_of_two",
+    "tool_none_needed",
+    "tool_two_parallel",
+    "tool_missing_argument",
+    "schema_thinking_off",
+    "schema_thinking_on",
+    "vision_picture",
+    "greedy_repeats",
+    "context_at_limit",
+    "context_above_limit",
+}
+
+
+class ProbingCase(unittest.IsolatedAsyncioTestCase):
+    model: ScriptedModel
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.model = cls.enterClassContext(ScriptedModel())
+
+    def setUp(self) -> None:
+        place = Path(self.enterContext(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        self.folder = place / "rig"
+        self.folder.mkdir()
+        (self.folder / "server.py").write_text(PROBING_SERVER)
+        self.serve()
+        environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(place / "state"),
+            "XDG_CACHE_HOME": str(place / "cache"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        for name in ("ENGINE_PORT", "DTYPE", "MAX_MODEL_LEN"):
+            environment.pop(name, None)
+        self.enterContext(mock.patch.dict(os.environ, environment, clear=True))
+        self.rig = AssembledRig(probing_rig(), self.folder / "server.py")
+        self.state = self.rig.context.paths.state
+        self.addCleanup(self.end_workers)
+        self.model.obey(context_limit=4096)
+
+    async def asyncSetUp(self) -> None:
+        asyncio.get_running_loop().slow_callback_duration = PATIENCE_S  # a busy machine is no news
+
+    def serve(self, port: int | None = None, **settings: Any) -> None:
+        known = {"ENGINE_PORT": self.model.port if port is None else port, **settings}
+        lines = "".join(f"{key}={value}\n" for key, value in known.items())
+        (self.folder / "tpu.env").write_text(lines)
+
+    def end_workers(self) -> None:
+        for job in self.rig.context.jobs.all():
+            if not job.finished and job.worker_pid:
+                psutil.Process(job.worker_pid).kill()
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[Client]:
+        async with Client(self.rig.server(), **options) as client:
+            yield client
+
+    async def called(self, client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
+        result = await client.call_tool(tool, arguments)
+        if result.is_error:
+            raise AssertionError(result.content[0].text)
+        assert result.structured_content is not None
+        return dict(result.structured_content)
+
+    async def refused(self, client: Client, tool: str, /, **arguments: Any) -> str:
+        result = await client.call_tool(tool, arguments)
+        self.assertTrue(result.is_error, result.structured_content)
+        return str(result.content[0].text)
+
+    async def finished(self, client: Client, job_id: str) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            job = await self.called(client, "get_job", job_id=job_id, wait_s=20)
+            if job["state"] not in ("queued", "running"):
+                return job
+        self.fail("the job did not end")
+
+    async def probed(self, client: Client, **arguments: Any) -> dict[str, Any]:
+        """A whole probe; the finished job."""
+        begun = await self.called(client, "probe_capabilities", **arguments)
+        return await self.finished(client, begun["job_id"])
+
+    async def until(self, condition: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+            await asyncio.sleep(0.05)
+
+    def report(self, name: str) -> ProbeReport:
+        path = self.state / "benchmarks" / "probes" / f"{name}.json"
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
+        return ProbeReport.model_validate_json(path.read_bytes())
+
+    async def stuck(self, client: Client) -> str:
+        """A probe that has judged the five tools and hangs in the first schema; its id."""
+        self.model.obey(context_limit=4096, pause_s=60, pause_at="about the sea")
+        begun = await self.called(client, "probe_capabilities", baseline="")
+        job_id = str(begun["job_id"])
+        read = self.rig.context.jobs.read
+        await self.until(lambda: len(read(job_id).result.get("verdicts", {})) == 5)
+        await self.until(lambda: any("response_format" in body for body in self.model.seen))
+        return job_id
+
+
+class WholeProbeTest(ProbingCase):
+    async def test_everything_passes_in_both_protocol_modes(self) -> None:
+        names = []
+        for options in ({}, {"mode": "legacy"}):
+            heard: list[tuple[float, str | None]] = []
+
+            async def hear(progress: float, _total: float | None, message: str | None) -> None:
+                heard.append((progress, message))  # noqa: B023
+
+            async with self.client(**options) as client:
+                result = await client.call_tool(
+                    "probe_capabilities", {"wait_s": 50}, progress_callback=hear
+                )
+                outcome = result.structured_content or {}
+                self.assertFalse(result.is_error, outcome)
+                job = await self.finished(client, outcome["job_id"])
+            shares = [share for share, _ in heard]
+            self.assertEqual((shares, shares[-1]), (sorted(set(shares)), 100))
+            self.assertEqual(job["state"], "done", job)
+            self.assertEqual(set(job["result"]["verdicts"]), EVERYTHING)
+            self.assertEqual(job["result"]["counts"], {"pass": len(EVERYTHING)}, job["result"])
+            self.assertEqual(outcome["verdicts"], job["result"]["verdicts"])
+            self.assertEqual(len(outcome["table"]), len(EVERYTHING))
+            text = str(result.content[0].text)
+            self.assertTrue(all(case in text for case in EVERYTHING), text)
+            names.append(job["result"]["report"])
+        self.assertEqual(len(set(names)), 2)
+        report = self.report(names[0])
+        self.assertEqual(report.run.state, "complete")
+        self.assertEqual((report.context_limit, report.limit_source), (4096, "MAX_MODEL_LEN"))
+        self.assertEqual((report.engine.name, report.hardware.slot), ("pytorch", "cpu"))
+        self.assertEqual(report.engine.server, self.rig.context.version)
+        self.assertEqual(len(report.greedy), 6)
+        for finding in report.findings:
+            self.assertGreaterEqual(len(finding.evidence), 1, finding.case)
+            self.assertTrue(all(json.loads(e.request) for e in finding.evidence[:1]))
+        self.assertEqual(list((self.state / "probes").iterdir()), [])
+
+    async def test_a_server_that_drops_everything_is_silent_throughout(self) -> None:
+        self.model.obey(
+            tools="dropped", schema="dropped", picture="dropped", above="taken", context_limit=4096
+        )
+        async with self.client() as client:
+            job = await self.probed(client)
+        silent = EVERYTHING - {"greedy_repeats", "context_at_limit"}
+        verdicts = job["result"]["verdicts"]
+        self.assertEqual({c for c, v in verdicts.items() if v == "silent"}, silent, job["result"])
+
+    async def test_only_the_cases_that_were_asked_for(self) -> None:
+        async with self.client() as client:
+            job = await self.probed(client, cases=["vision", "schema"])
+        self.assertEqual(
+            list(job["result"]["verdicts"]),
+            ["schema_thinking_off", "schema_thinking_on", "vision_picture"],
+        )
+        self.assertFalse(any("tools" in body for body in self.model.seen))
+
+    async def test_the_servers_own_word_on_limit_and_sight_comes_first(self) -> None:
+        self.model.obey(context_limit=600, limit_listed=True, modalities=["text"])
+        async with self.client() as client:
+            job = await self.probed(client, cases=["context", "vision"])
+        verdicts = job["result"]["verdicts"]
+        self.assertEqual(verdicts["context_at_limit"], "pass", job["result"])
+        self.assertEqual(verdicts["context_above_limit"], "pass", job["result"])
+        self.assertEqual(verdicts["vision_picture"], "untested")
+        self.assertEqual(self.report(job["result"]["report"]).context_limit, 600)
+        self.model.obey(context_limit=600, modalities=["text", "image"])
+        async with self.client() as client:
+            job = await self.probed(client, cases=["vision"])
+        self.assertEqual(job["result"]["verdicts"], {"vision_picture": "pass"})
+
+    async def test_a_checkout_gets_the_report_as_well(self) -> None:
+        (self.folder / ".git").mkdir()
+        async with self.client() as client:
+            job = await self.probed(client, cases=["vision"])
+        path = self.folder / "benchmarks" / "probes" / f"{job['result']['report']}.json"
+        self.assertEqual(str(path), job["result"]["report_file"])
+        self.assertEqual(ProbeReport.model_validate_json(path.read_bytes()), self.report(path.stem))
+
+
+class BaselineTest(ProbingCase):
+    async def compared(self, client: Client, baseline: str, **conduct: Any) -> dict[str, Any]:
+        self.model.obey(context_limit=4096, **conduct)
+        job = await self.probed(client, cases=["determinism"], baseline=baseline)
+        self.assertEqual(job["state"], "done", job)
+        return dict(job["result"])
+
+    async def test_against_the_same_and_another_build(self) -> None:
+        async with self.client() as client:
+            first = await self.compared(client, "")
+            self.assertEqual(first["verdicts"], {"greedy_repeats": "pass"})
+            same = await self.compared(client, first["report"])
+            self.serve(DTYPE="float32")
+            other = await self.compared(client, first["report"], build="2")
+            unsteady = await self.compared(client, first["report"], greedy="varies")
+        verdicts = [r["verdicts"]["greedy_baseline"] for r in (same, other, unsteady)]
+        self.assertEqual(verdicts, ["pass", "fail", "untested"])
+        self.assertEqual(self.report(same["report"]).baseline, first["report"])
+        line = next(line for line in other["table"] if line.startswith("greedy_baseline"))
+        self.assertIn("0 of 6", line)
+        # What else is not the same stands beside it.
+        self.assertIn("float32", line)
+
+    async def test_a_baseline_that_cannot_serve(self) -> None:
+        async with self.client() as client:
+            blind = (await self.probed(client, cases=["vision"]))["result"]["report"]
+            result = await self.compared(client, blind)
+            self.assertEqual(result["verdicts"]["greedy_baseline"], "untested")
+            first = (await self.compared(client, ""))["report"]
+            path = self.state / "benchmarks" / "probes" / f"{first}.json"
+            changed = json.loads(path.read_text())
+            changed["subject"]["model"] = "google/gemma-4-E2B-it"
+            path.write_text(json.dumps(changed))
+            result = await self.compared(client, first)
+            self.assertEqual(result["verdicts"]["greedy_baseline"], "untested")
+            path.write_text("{}")
+            asked = len(self.rig.context.jobs.all())
+            text = await self.refused(client, "probe_capabilities", baseline=first)
+            self.assertTrue(text.startswith("PARTIAL "), text)
+            self.assertEqual(len(self.rig.context.jobs.all()), asked)
+
+
+class RefusalTest(ProbingCase):
+    BAD: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("INVALID", "cases", {"cases": []}),
+        ("INVALID", "cases", {"cases": ["everything"]}),
+        ("INVALID", "cases", {"cases": ["tools"] * 6}),
+        ("INVALID", "baseline", {"baseline": "../../etc/passwd"}),
+        ("INVALID", "baseline", {"baseline": "-x"}),
+        ("INVALID", "baseline", {"baseline": "a" * 10_000}),
+        ("INVALID", "baseline", {"baseline": "2026-01-01-a-b-c", "cases": ["tools"]}),
+        ("NOT_FOUND", "2026-01-01-a-b-c", {"baseline": "2026-01-01-a-b-c"}),
+        ("INVALID", "timeout_s", {"timeout_s": 0}),
+        ("INVALID", "timeout_s", {"timeout_s": "nan"}),
+        ("INVALID", "endpoint", {"endpoint": "http://example.com"}),
+    )
+
+    async def test_bad_input_is_refused_by_name_and_nothing_starts(self) -> None:
+        async with self.client() as client:
+            for word, name, arguments in self.BAD:
+                with self.subTest(arguments=arguments):
+                    text = await self.refused(client, "probe_capabilities", **arguments)
+                    self.assertTrue(text.startswith(f"{word} "), text)
+                    self.assertIn(name, text)
+        self.assertEqual(self.rig.context.jobs.all(), [])
+        self.assertEqual(self.model.seen, [])
+
+    async def test_nothing_is_served(self) -> None:
+        self.serve(0)
+        async with self.client() as client:
+            text = await self.refused(client, "probe_capabilities")
+        self.assertTrue(text.startswith("NOT_FOUND "), text)
+
+    async def test_a_server_without_a_plain_answer_gets_no_report(self) -> None:
+        async with self.client() as client:
+            for change in ("error", "html"):
+                self.model.obey(plain=change)
+                job = await self.probed(client)
+                self.assertEqual(job["state"], "failed", job)
+                self.assertTrue(job["error"].startswith("UNREACHABLE "), job["error"])
+        self.assertFalse((self.state / "benchmarks").exists())
+
+    async def test_one_probe_at_a_time(self) -> None:
+        async with self.client() as client:
+            job_id = await self.stuck(client)
+            text = await self.refused(client, "probe_capabilities")
+            await self.called(client, "cancel_job", job_id=job_id)
+        self.assertTrue(text.startswith("BUSY ") and job_id in text, text)
+
+    async def test_read_only(self) -> None:
+        self.serve(RIG_READ_ONLY=1)
+        async with self.client() as client:
+            text = await self.refused(client, "probe_capabilities")
+        self.assertTrue(text.startswith("DENIED "), text)
+        self.assertEqual(self.model.seen, [])
+
+
+class BrokenProbeTest(ProbingCase):
+    """Whoever is ended, what was found is kept, and what was not asked is untested."""
+
+    def check_partial(self, name: str, state: str) -> None:
+        report = self.report(name)
+        self.assertEqual(report.run.state, state)
+        verdicts = {finding.case: finding.verdict for finding in report.findings}
+        self.assertEqual(set(verdicts), EVERYTHING)
+        for case, verdict in verdicts.items():
+            self.assertEqual(verdict, "pass" if case.startswith("tool_") else "untested", case)
+
+    async def test_cancel(self) -> None:
+        async with self.client() as client:
+            job_id = await self.stuck(client)
+            done = await self.called(client, "cancel_job", job_id=job_id)
+        self.assertEqual(done["state"], "cancelled")
+        self.check_partial(done["result"]["report"], "cancelled")
+        self.assertEqual(list((self.state / "probes").iterdir()), [])
+
+    async def test_the_worker_is_killed(self) -> None:
+        async with self.client() as client:
+            job_id = await self.stuck(client)
+            worker = psutil.Process(self.rig.context.jobs.read(job_id).worker_pid)
+            worker.kill()
+            await self.until(
+                lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+            )
+            lost = await self.called(client, "get_job", job_id=job_id)
+            self.assertEqual((lost["state"], len(lost["result"]["verdicts"])), ("lost", 5))
+            self.model.obey(context_limit=4096)
+            again = await self.called(client, "probe_capabilities", cases=["vision"])
+            self.assertEqual(len(again["notes"]), 1, again)
+            self.assertIn(job_id, again["notes"][0])
+            await self.finished(client, again["job_id"])
+            third = await self.called(client, "probe_capabilities", cases=["vision"])
+            self.assertEqual(third["notes"], [])
+            await self.finished(client, third["job_id"])
+        names = sorted(p.stem for p in (self.state / "benchmarks" / "probes").iterdir())
+        self.assertEqual(len(names), 3)
+        self.check_partial(min(names, key=len), "killed")
+
+    async def test_a_report_names_no_path_no_address_and_no_key(self) -> None:
+        secret = "sk-" + "a1" * 20
+        self.enterContext(mock.patch.dict(os.environ, {"SCRIPTED_API_KEY": secret}))
+        words = f"see {self.folder}/x.py on 203.0.113.7 with {secret}"
+        body = {"error": {"message": f"tools are not supported: {words}"}}
+        plain = self.model.body_of
+        self.model.body_of = lambda r: body if r.calls else plain(r)  # type: ignore[method-assign]
+        self.addCleanup(delattr, self.model, "body_of")
+        async with self.client() as client:
+            job = await self.probed(client, cases=["tools"])
+        name = job["result"]["report"]
+        self.assertEqual(job["result"]["verdicts"]["tool_one_call"], "unsupported", job)
+        everything = self.report(name).model_dump_json()
+        for word in (secret, str(self.folder), "203.0.113.7"):
+            self.assertNotIn(word, everything)
+        self.assertNotIn(secret, json.dumps(job))
+
+
+class CommandLineTest(ProbingCase):
+    def test_a_list_from_the_command_line(self) -> None:
+        argv = [sys.executable, "server.py", "call", "probe_capabilities", 'cases=["vision"]']
+        done = subprocess.run(
+            [*argv, "wait_s=50", "--json"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["verdicts"], {"vision_picture": "pass"})
+
+
+class SchemaTest(unittest.TestCase):
+    def test_a_verdict_needs_evidence_and_known_words(self) -> None:
+        good = {"case": "tool_one_call", "group": "tools", "verdict": "untested", "detail": "-"}
+        ProbeFinding.model_validate(good)
+        for change in (
+            {"verdict": "pass"},
+            {"verdict": "maybe"},
+            {"group": "audio"},
+            {"detail": ""},
+            {"case": "Tool"},
+            {"remark": "x"},
+        ):
+            with self.subTest(change=change), self.assertRaises(ValidationError):
+                ProbeFinding.model_validate({**good, **change})
+
+
+if __name__ == "__main__":
+    unittest.main()
