@@ -268,8 +268,8 @@ class RefusalTest(ProbingCase):
         ("INVALID", "baseline", {"baseline": "../../etc/passwd"}),
         ("INVALID", "baseline", {"baseline": "-x"}),
         ("INVALID", "baseline", {"baseline": "a" * 10_000}),
-        ("INVALID", "baseline", {"baseline": "2026-01-01-a-b-c", "cases": ["tools"]}),
-        ("NOT_FOUND", "2026-01-01-a-b-c", {"baseline": "2026-01-01-a-b-c"}),
+        ("INVALID", "baseline", {"baseline": "2026-01-01-small-vllm-cpu", "cases": ["tools"]}),
+        ("NOT_FOUND", "2026-01-01-small-vllm-cpu", {"baseline": "2026-01-01-small-vllm-cpu"}),
         ("INVALID", "timeout_s", {"timeout_s": 0}),
         ("INVALID", "timeout_s", {"timeout_s": "nan"}),
         ("INVALID", "endpoint", {"endpoint": "http://example.com"}),
@@ -287,6 +287,7 @@ class RefusalTest(ProbingCase):
 
     async def test_nothing_is_served(self) -> None:
         self.serve(0)
+        self.rig = AssembledRig(probing_rig(), self.folder / "server.py")
         async with self.client() as client:
             text = await self.refused(client, "probe_capabilities")
         self.assertTrue(text.startswith("NOT_FOUND "), text)

@@ -31,9 +31,7 @@ from forge.parts.planes import this_computer as part
 from forge.parts.planes.plane import Instance, Launch
 from forge.parts.planes.this_computer import (
     ThisComputer,
-    ThisComputerSettings,
     tail_of_file,
-    wait_until_closed,
 )
 
 LISTENER = """
@@ -57,6 +55,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+async def wait_until_closed(port: int, timeout_s: float) -> bool:
+    """Whether nothing listens on `port` any more, within `timeout_s` seconds."""
+    for _ in range(int(timeout_s / 0.1) + 1):
+        if not part._listener_pids(port):
+            return True
+        await asyncio.sleep(0.1)
+    return False
 
 
 class Case(unittest.IsolatedAsyncioTestCase):
@@ -319,13 +326,6 @@ class PortTest(Case):
                 self.assertEqual(client.recv(1), b"")
         await self.plane.check_port(address[1])
 
-    async def test_waiting_for_a_port_to_close(self) -> None:
-        process, port = self.stranger()
-        self.assertFalse(await wait_until_closed(port, 0.2))
-        process.kill()
-        process.wait()
-        self.assertTrue(await wait_until_closed(port, 5))
-
     def test_only_a_sensible_port_is_a_setting(self) -> None:
         for port, good in ((1023, False), (1024, True), (65535, True), (65536, False)):
             with self.subTest(port=port):
@@ -459,6 +459,15 @@ class RoomTest(Case):
             self.assertEqual(part._control_group_memory(self.folder), (None, 0))
         (self.folder / "proc/self/cgroup").write_text("")
         self.assertEqual(part._control_group_memory(self.folder), (None, 0))
+
+    def test_the_tightest_group_above_counts_too(self) -> None:
+        self.group("/pod", "9000", "8000")
+        self.group("/pod/inner", "max", "5")
+        self.assertEqual(part._control_group_memory(self.folder), (9000, 8000))
+        self.group("/pod/inner", "4000", "3500")
+        self.assertEqual(part._control_group_memory(self.folder), (4000, 3500))
+        self.group("/pod/inner", "4000", "500")
+        self.assertEqual(part._control_group_memory(self.folder), (9000, 8000))
 
     def test_of_several_hierarchies_the_unified_one_counts(self) -> None:
         self.group("/a", "7000", "10", "inactive_file 3\n")

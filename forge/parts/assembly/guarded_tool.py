@@ -68,9 +68,7 @@ class GuardedTool(Tool):
         """Run the tool. Every failure is a ToolError whose first word is its class."""
         try:
             refused = self.effect != "reads" and self.read_only_rig()
-        except (
-            RigError
-        ) as error:  # whether it may change anything cannot be known: tpu.env is at fault
+        except RigError as error:  # tpu.env is at fault: whether it may act cannot be known
             raise ToolError(clean(str(error), 8000)) from None
         if refused:
             raise ToolError(

@@ -55,9 +55,7 @@ _CALM_LEVEL = re.compile(
     r"^.{0,120}?(?:(?<![\w-])(?:INFO|DEBUG|TRACE|NOTICE)(?![\w-])|(?<!\w)\[?(?:info|debug)\]?[ :\]]"
     r"|level=(?:info|debug)|severity\W{1,4}(?:INFO|DEBUG|NOTICE))|^\s*I\d{4} "
 )
-_WARNING_LEVEL = re.compile(
-    r"^.{0,60}?(?<![\w-])(?:WARNING|WARN)(?![\w-])|^\s*W\d{4} |level=warn"
-)
+_WARNING_LEVEL = re.compile(r"^.{0,60}?(?<![\w-])(?:WARNING|WARN)(?![\w-])|^\s*W\d{4} |level=warn")
 _ERROR_HEAD = re.compile(
     r"\b\w*(?:Error|Exception|OutOfResources|OutOfMemory)\b|\bERROR\b|\berror:|\bfatal\b|\bFATAL\b"
     r"|Error response|[Pp]ermission denied|error loading|startup-script|cloud-init",

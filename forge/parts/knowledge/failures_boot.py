@@ -76,6 +76,7 @@ futile engine flags
 == no_kernel_image | root | certain
 line no kernel image is available for execution on the device
 line hipErrorNoBinaryForGpu|no binary for GPU|invalid device function
+line rocBLAS error: Cannot read .{0,200}(?P<sm>gfx\w+)|TensileLibrary\w*\.dat
 line CUDA capability (?P<sm>sm_\d+|\d[ .]\d) is not (?:compatible|supported)
 line (?:device kernel image is invalid|not compiled (?:with|for) (?:CUDA )?(?:arch|SM))
 also CUDA capability (?P<sm>sm_\d+|\d[ .]\d)

@@ -16,6 +16,7 @@ line does not have enough resources available to fulfill the request
 line is currently unavailable in the (?P<zone>[a-z]+-[a-z]+\d-[a-z]) zone
 line (?:REGION_)?RESOURCE_POOL_EXHAUSTED|GPU_STOCKOUT
 line reason: *(?P<reason>stockout|resource_availability)
+line GCE out of resources
 also zonesAvailable: *(?P<zones>[a-z0-9][a-z0-9, -]*)
 also (?:in the |zones?/|zone: *)'?(?P<zone>[a-z]+-[a-z]+\d-[a-z])\b
 cause Stockout: the zone {zone?asked for} has no such machine now. It is capacity, not quota.
@@ -161,7 +162,8 @@ line Quota '(?P<quota>[\w-]+)' (?:exceeded|exhausted)\.?\s*(?:Limit:? (?P<limit>
   in region (?P<region>[a-z0-9-]+))?
 line Quota limit '(?P<quota>\w+)' has been exceeded\.(?: Limit: (?P<limit>[\d.]+) in
   (?:zone|region) (?P<region>[a-z0-9-]+))?
-line QUOTA_EXCEEDED
+line \bQUOTA_EXCEEDED\b|GCE quota exceeded
+unless ZONE_RESOURCE_POOL_EXHAUSTED|GPUS_ALL_REGIONS
 cause The quota {quota?} in {region?the region} is used up (limit {limit?reached}). It is a limit of
   the project, not a stockout.
 change setting {quota?the quota}: {limit?its limit} -> more, requested for {region?the region}
@@ -191,6 +193,7 @@ issue skypilot-org/skypilot#975
 == cloud_run_gpu_quota | root | certain
 line Quota exceeded for total allowable count of GPUs
 line do not have quota for using GPUs with(?:out)? zonal redundancy
+line (?P<quota>Nvidia\w*Gpu\w*Per\w+) requested: (?P<asked>\d+) allowed: (?P<limit>\d+)
 line Quota (?:violated|exceeded).{0,60}(?P<quota>Nvidia\w*Gpu\w*)(?:.{0,80}?requested: (?P<asked>\d+)
   allowed: (?P<limit>\d+))?
 cause Cloud Run's GPU quota in this region does not allow it (asked {asked?more}, allowed
@@ -206,14 +209,19 @@ issue GoogleCloudPlatform/magic-modules#17149
 == cloud_run_cpu_memory_quota | root | certain
 line Quota (?:violated|exceeded).{0,80}?(?P<quota>(?:Cpu|Mem)\w*Alloc\w*)(?:.{0,80}?requested:
   (?P<asked>\d+) allowed: (?P<limit>\d+))?
+line (?P<quota>(?:Cpu|Mem)Alloc\w*) requested: (?P<asked>\d+) allowed: (?P<limit>\d+)
 line Max instances must be set to (?P<fits>\d+) or fewer
 line set (?:the )?(?:max(?:imum)?[ -]instances?).{0,40}to (?P<fits>\d+)
 cause Cloud Run multiplies CPU and memory by max-instances and compares that with the quota: asked
-  {asked?more}, allowed {limit?less}. The advice in the message may even say 0.
+  {asked?more}, allowed {limit?less}. The message may even say that max instances must be 0: then
+  one instance alone is more than the quota.
+also (?P<quota>(?:Cpu|Mem)Alloc\w*) requested: (?P<asked>\d+)\s+allowed: (?P<limit>\d+)
 change flag --max-instances: as it is -> 1
+change flag --cpu and --memory: as they are -> what one instance may have within the quota
+change place region: the one asked for -> one with more quota for CPU and memory
 change setting CPU and memory quota of the region: {limit?as it is} -> more
 futile setting max instances to 0: nothing would run
-issue googlecodelabs/feedback#2311
+issue googlecodelabs/feedback#1856, #2311
 
 == do_droplet_limit | root | certain
 line (?:exceed|reached|over).{0,40}droplet limit|droplet limit.{0,40}(?:exceed|reached)

@@ -96,7 +96,8 @@ futile another temperature, another prompt
 line CUDA error: (?P<why>an illegal memory access was encountered|device-side assert triggered
   |unspecified launch failure|misaligned address)
 line an illegal memory access was encountered|device-side assert triggered
-line HIP error: (?P<why>[\w -]+)|Memory access fault by GPU node
+line HIP error: (?P<why>[\w -]+)|Memory (?:access|critical) (?:fault|error) by
+line ROCm error: (?P<why>[\w -]+)
 cause A kernel failed on the card ({why?see the line}); CUDA reports it later, so the stack trace may
   point elsewhere.
 change setting CUDA_LAUNCH_BLOCKING: 0 -> 1, for one run that shows the true place

@@ -9,7 +9,8 @@ from __future__ import annotations
 LOAD_SIGNATURES = r"""
 == missing_k_norm | root | certain
 line weights were not initialized from checkpoint
-line (?:Missing key|missing (?:keys?|tensors?|weights?|parameters?)).{0,400}k_norm
+line (?:Missing key|missing (?:\d+ )?(?:keys?|tensors?|weights?|parameters?)).{0,400}k_norm
+line Missing \d+ parameters
 line (?:tensor|weight|key|KeyError).{0,160}k_norm.{0,80}(?:not found|missing|is missing)
 line KeyError: .{0,120}self_attn\.k_norm
 near (?:layers|blk)\.(?P<layer>\d+)\.\S{0,20}k_norm
@@ -50,6 +51,7 @@ futile memory flags
 issue jundot/omlx#1775
 
 == missing_v_proj | root | likely
+line Found a different quantization schemes? for
 line (?:KeyError|[Mm]issing|not found|not initialized).{0,400}v_proj
 line v_proj.{0,120}(?:not found|missing|KeyError)
 cause A tensor v_proj is missing: layers of Gemma 4 with attention_k_eq_v have none, and mixed
@@ -63,6 +65,7 @@ issue vllm-project/vllm#47473
 line weights were not initialized from checkpoint
 line Error\(s\) in loading state_dict|Missing key\(s\) in state_dict
 line size mismatch for (?P<name>[\w.]+)
+line Tried to load weights of size
 unless k_norm|v_proj
 cause Checkpoint and model code do not agree on their tensors ({name?see the line}).
 change package vllm and transformers: as they are -> the versions that the checkpoint names
@@ -135,6 +138,14 @@ line gguf_init_from_file: .{0,80}(?:failed|error)
 cause The GGUF file is damaged, cut off, or of a newer layout than the build ({name?see the line}).
 change act download it again and compare its SHA-256; then a newer llama.cpp
 futile fewer GPU layers
+
+== gguf_metadata_missing | root | certain
+line error loading model hyperparameters|key not found in model: (?P<name>[\w.]+)
+cause The GGUF file lacks a key that this build reads ({name?see the line}): it was converted by or
+  for another program (Ollama's own files differ from llama.cpp's).
+change setting MODEL_NAME: as it is -> a GGUF made by llama.cpp's own converter for this model
+change package llama.cpp: as it is -> the build that the file names
+futile fewer GPU layers, a shorter context
 
 == safetensors_damaged | root | certain
 line SafetensorError|deserializing header
@@ -292,6 +303,7 @@ futile engine flags
 
 == gemma_config_fault | root | likely
 line head_dim.{0,80}(?:mismatch|must be equal|shape)|shape '\[[^\]]+\]' is invalid for input of size
+line '(?:sliding|full)_attention' is not in list
 line (?:mat1 and mat2 shapes cannot be multiplied|The size of tensor a \(\d+\) must match)
 cause Shapes do not fit: Gemma 4 has 256-wide heads in sliding layers and 512-wide ones in global
   layers, and code that reads one head_dim for all breaks on it.

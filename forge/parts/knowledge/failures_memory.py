@@ -95,8 +95,12 @@ futile retrying with the same values
 == tpu_program_load | root | certain
 line Attempting to reserve (?P<wanted>[\d.]+[KMG]i?B?) at the bottom of memory\. That was not
   possible\. There are (?P<free>[\d.]+[KMG]i?B?) free
-line (?:Error loading program|LoadExecutable|loading program).{0,200}?(?:reserve
-  (?P<wanted>[\d.]+[KMG])|HBM|out of memory|RESOURCE_EXHAUSTED)
+line Attempting to (?:reserve|allocate) (?P<wanted>[\d.]+[KMG]i?B?)\..{0,60}There are
+  (?P<free>[\d.]+[KMG]i?B?) free
+line Error loading program|RuntimeProgramAllocationFailure
+near at the bottom of memory|Error loading program|RuntimeProgramAllocationFailure
+also Attempting to (?:reserve|allocate) (?P<wanted>[\d.]+[KMG]i?B?)
+also There are (?P<free>[\d.]+[KMG]i?B?) free
 sum room_for_programs
 cause Compiled programs need room in HBM beside weights and KV cache: {wanted?more} was to be
   reserved and {free?less} was free. The KV cache took too large a share.
@@ -104,7 +108,7 @@ change flag --gpu-memory-utilization: as it is -> lower, such as 0.90 (then 0.85
   {lacking?the difference} for programs
 change flag --max-num-batched-tokens: as it is -> half, for smaller programs
 futile a higher utilisation: it takes even more room away from the programs
-issue vllm-project/vllm#16521
+issue vllm-project/vllm#16521; vllm-project/tpu-inference#3408
 
 == tpu_hbm_oom | root | certain
 line Ran out of memory in memory space hbm.{0,40}?Used (?P<used>[\d.]+[KMGT]) of
@@ -128,6 +132,7 @@ line Error allocating device buffer
 line Failed to allocate (?:request for )?(?P<wanted>[\d.]+ ?[KMGT]i?B).{0,60}on device ordinal
 line RESOURCE_EXHAUSTED: Out of memory (?:while trying to allocate|allocating)
   (?P<wanted>\d+) bytes
+unless Error loading program|RuntimeProgramAllocation|at the bottom of memory
 cause Device memory ran out at run time: {wanted?more} was asked for and {free?less} was free.
   Weights, KV cache and donated buffers together are larger than the chip's HBM.
 change flag --max-num-seqs: as it is -> half

@@ -97,13 +97,21 @@ futile firewall rules, waiting for the boot: 4003 would mean those
 == iap_backend | root | certain
 line \[?4003: '?failed to connect to backend
 line failed to connect to backend.{0,80}(?:port 22|Failed to connect to port)
-line Failed to lookup instance.{0,40}IAP|4010: '?destination read failed
+line 4010: '?destination read failed
 cause IAP let the caller in, but port 22 does not answer: the firewall lacks IAP's range
   35.235.240.0/20, or the machine or its sshd is not up yet.
 change setting firewall rule: missing -> tcp:22 from 35.235.240.0/20
 change act wait for the boot to end (sshd listening on port 22), then try again
 futile roles: 4033 would mean those
 issue terraform-google-modules/terraform-google-bastion-host#58
+
+== iap_instance_unknown | root | certain
+line \[?4047: '?Failed to lookup instance
+line Failed to lookup instance
+cause IAP finds no such instance (4047): wrong name, zone or project, or it is not up yet.
+change place zone and name: as given -> those of the running instance (list it first)
+change act wait for the machine to be RUNNING, then try again
+futile roles (4033) and firewall rules (4003)
 
 == docker_socket_permission | root | certain
 line permission denied while trying to connect to the Docker (?:daemon socket|API)

@@ -68,7 +68,7 @@ change act kubectl logs --previous shows the run that ended
 change setting startupProbe.failureThreshold: as it is -> enough for loading and compiling
 futile deleting the pod
 
-== engine_core_failed | echo | likely
+== engine_core_failed | echo | possible
 line Engine core initialization failed|EngineDeadError|EngineCore (?:encountered|failed)
 line Engine process failed to start|AsyncEngineDeadError|LLMEngine.{0,20}died
 line WorkerProc (?:initialization failed|failed to start|hit an exception)
@@ -198,9 +198,21 @@ change act a simpler schema (no unbounded patterns, no unsupported keywords)
 change flag --structured-outputs-config: as it is -> another backend (guidance)
 futile another temperature
 
+== schema_not_enforced | root | likely
+line JSONDecodeError|Expecting value: line 1 column 1|(?:answer|output|content).{0,40}not (?:valid )?JSON
+near reasoning[-_]parser|enable_thinking
+cause The schema of the request was not enforced: with a reasoning parser and thinking off the engine
+  waits for the end of a thought that never comes, and answers prose with status 200.
+change flag --reasoning-parser: gemma4 -> none, where thinking is off
+change setting enable_thinking: false -> true, where the parser stays
+change package vllm: as it is -> newer (PR #52430)
+futile a stricter schema, another prompt
+issue vllm-project/vllm#39138, #54881
+
 == llama_runner_terminated | symptom | likely
 line llama (?:runner|server) process (?:has )?terminated(?!: signal: killed)
-line llama-server process has terminated
+line llama-server process has terminated|model runner has unexpectedly stopped
+line llama runner terminated
 line (?:process|runner) .{0,20}terminated: (?:%!w\(<nil>\)|exit status (?P<status>\d+))
 cause The model runner of Ollama ended; why stands in its own lines before this one.
 change setting OLLAMA_DEBUG: 0 -> 1, to see the runner's own words

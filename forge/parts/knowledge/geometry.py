@@ -132,7 +132,7 @@ def _gemma4_geometry(text: Mapping[str, object], config: Mapping[str, object]) -
     """transformers 5.24, Gemma4TextConfig and Gemma4UnifiedTextConfig."""
     if text.get("use_bidirectional_attention") == "all":
         raise ValueError("use_bidirectional_attention 'all' is not understood")
-    layer_types = _config_layer_types(text, _config_int(text, "num_hidden_layers"))
+    layer_types = _config_layer_types(text, _config_layers(text))
     # transformers forces the last layer to full attention, whatever the file says.
     layer_types = (*layer_types[:-1], FULL_LAYER)
     k_eq_v = _config_flag(text, "attention_k_eq_v")
@@ -242,7 +242,7 @@ def _plain_geometry(
 
 def _plain_layer_types(text: Mapping[str, object], model_type: str) -> tuple[str, ...]:
     """The types as written, or as transformers would work them out for that family."""
-    layers = _config_int(text, "num_hidden_layers")
+    layers = _config_layers(text)
     if text.get("layer_types") is not None:
         return _config_layer_types(text, layers)
     if model_type.startswith("gemma3"):
@@ -289,6 +289,13 @@ def _config_int(text: Mapping[str, object], key: str, default: int | None = None
     if value == 0 and default != 0:
         raise ValueError(f"{key} 0 is not understood")
     return value
+
+
+def _config_layers(text: Mapping[str, object]) -> int:
+    layers = _config_int(text, "num_hidden_layers")
+    if layers > 1000:  # a list is made of them: a damaged config must not cost gigabytes
+        raise ValueError(f"num_hidden_layers {layers} is beyond any real model")
+    return layers
 
 
 def _config_flag(text: Mapping[str, object], key: str) -> bool:

@@ -5,7 +5,6 @@ The model server is detached on purpose, carries an exact label, and is adopted 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -328,29 +327,33 @@ def _listener_name(port: int) -> str:
 
 
 def _control_group_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """(limit, used) of this process's control group in bytes; limit None where there is none.
+    """(limit, used) in bytes of the control group with the least room; limit None if there is none.
 
+    A group's limit holds for all groups within it, so those above this process's own count as well.
     Source: the kernel's cgroup-v2 documentation, memory.max and memory.current.
     """
+    top = root / "sys/fs/cgroup"
     try:
         line = (root / "proc/self/cgroup").read_text().splitlines()[-1]
-        group = root / "sys/fs/cgroup" / line.split(":", 2)[2].lstrip("/")
-        limit = (group / "memory.max").read_text().strip()
-        if limit == "max":
-            return None, 0
+        group = top / line.split(":", 2)[2].lstrip("/")
+    except (OSError, IndexError):
+        return None, 0
+    limits = [
+        found
+        for folder in (group, *group.parents)
+        if folder.is_relative_to(top) and (found := _group_limit(folder)) is not None
+    ]
+    return min(limits, key=lambda found: found[0] - found[1], default=(None, 0))
+
+
+def _group_limit(group: Path) -> tuple[int, int] | None:
+    """(limit, used without page cache) of one control group; None where it has no limit."""
+    try:
+        limit = int((group / "memory.max").read_text())
         inactive = 0
         for row in (group / "memory.stat").read_text().splitlines():
             if row.startswith("inactive_file "):
                 inactive = int(row.split()[1])
-        return int(limit), int((group / "memory.current").read_text()) - inactive
+        return limit, int((group / "memory.current").read_text()) - inactive
     except (OSError, IndexError, ValueError):
-        return None, 0
-
-
-async def wait_until_closed(port: int, timeout_s: float) -> bool:
-    """Whether nothing listens on `port` any more, within `timeout_s` seconds."""
-    for _ in range(int(timeout_s / 0.1) + 1):
-        if not _listener_pids(port):
-            return True
-        await asyncio.sleep(0.1)
-    return False
+        return None

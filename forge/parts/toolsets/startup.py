@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,8 @@ class Startup:
             await asyncio.shield(self._undo(serve_id, instance, error))
             raise
         seconds = clock.finish()
-        self.history.add(name, seconds)
+        with suppress(OSError, RigError):  # a full disk must not turn a served model into a failure
+            self.history.add(name, seconds)
         return {"endpoint": address, "model": name, "seconds": seconds}
 
     async def _weights(self, name: str, clock: _StartClock) -> ServedModel:
