@@ -18,18 +18,18 @@ FORMS = ("alone", "buried", "nested")
 
 # What servers, containers and machines write in health, some of it with alarming words.
 _ORDINARY = (
-    "INFO {d} [loggers.py:118] Engine 000: Avg prompt throughput: {n}.1 tokens/s, Running: {s} reqs",
+    "INFO {d} [loggers.py:118] Engine 000: Avg prompt throughput: {n}.1 tokens/s, Waiting: {s}",
     'INFO:     127.0.0.1:{p} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
     'INFO:     127.0.0.1:{p} - "GET /health HTTP/1.1" 200 OK',
     "INFO {d} [gpu_model_runner.py:2653] Model loading took {s}.{n} GiB and {n}.2 seconds",
     "INFO {d} [config.py:840] error budget 0.1 %, max_errors=10, on_failure=report",
-    "{d} dockerd[611]: time=\"2026-10-01T10:00:00Z\" level=info msg=\"Loading containers: done.\"",
+    '{d} dockerd[611]: time="2026-10-01T10:00:00Z" level=info msg="Loading containers: done."',
     "{d} systemd[1]: Started Session {n} of User dev.",
     "Loading safetensors checkpoint shards:  {n}% Completed | {s}/10 [00:0{s}<00:03,  1.20it/s]",
     "INFO {d} [scheduler.py:88] preempted=0 killed=0 exhausted=0 waiting={s}",
     "DEBUG {d} [cache.py:51] evicted {n} blocks of request chatcmpl-{h}",
     "llama_model_loader: - kv  {s}: general.architecture str = llama",
-    "[GIN] 2026/10/01 - 10:00:{s} | 200 |  {n}.4ms | 127.0.0.1 | POST \"/api/chat\"",
+    '[GIN] 2026/10/01 - 10:00:{s} | 200 |  {n}.4ms | 127.0.0.1 | POST "/api/chat"',
 )
 _WRAPPERS = (
     ("vllm/entrypoints/openai/api_server.py", "run_server", "RuntimeError: server start aborted"),
@@ -37,7 +37,8 @@ _WRAPPERS = (
     (
         "vllm/v1/engine/core_client.py",
         "wait_for_engine_startup",
-        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "RuntimeError: Engine core initialization failed. See root cause above. "
+        "Failed core proc(s): {}",
     ),
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from mcp.types import Tool
 
@@ -63,11 +63,15 @@ class BadInputSuite(RigCase):
 
     keeps_running = True
     tools: list[Tool]
+    server: ClassVar[RawServer]
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls.serve_for_class()
+        server_file = cls.rig_folder / "server.py"
+        running = raw_server(server_file, cls.environment, cls.place / "stderr.txt")
+        cls.server = cls.enterClassContext(running)
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
@@ -76,13 +80,11 @@ class BadInputSuite(RigCase):
 
     @contextmanager
     def unharmed(self) -> Iterator[RawServer]:
-        """A raw server; at the end nothing was started, stopped, written or killed."""
+        """The server; at the end nothing was started, stopped, written or killed, itself least."""
         before = (self.processes(), len(self.journal()), len(self.engine.starts()))
         jobs = sorted((self.rig_state / "jobs").iterdir())
-        server_file = self.rig_folder / "server.py"
-        with raw_server(server_file, self.environment, self.stderr_file) as server:
-            yield server
-            self.assertTrue(server.answers_ping(), "the server does not answer any more")
+        yield self.server
+        self.assertTrue(self.server.answers_ping(), "the server does not answer any more")
         self.assertEqual(self.processes(), before[0])
         self.assertEqual(len(self.journal()), before[1])
         self.assertEqual(len(self.engine.starts()), before[2])

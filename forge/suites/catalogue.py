@@ -42,12 +42,15 @@ class CatalogueSuite(RigCase):
             self.assertEqual(sorted(names), sorted(rig_under_test().tools), mode)
 
     async def test_over_stdio_the_list_is_the_same_to_the_letter(self) -> None:
+        """And a tool that is not on it is an error and no more."""
         async with self.in_process() as client:
             here = [tool.model_dump() for tool in await listed_tools(client)]
         for mode in PROTOCOL_MODES:
             async with self.over_stdio(mode) as client:
                 there = [tool.model_dump() for tool in await listed_tools(client)]
                 self.assertEqual(here, there, mode)
+                result = await client.call_tool("destroy_everything", {})
+                self.assertTrue(result.is_error)
                 status = await self.answer(client, "get_system_status")
                 self.assertEqual(status["state"], "stopped")
 
@@ -98,12 +101,6 @@ class CatalogueSuite(RigCase):
                 text = await self.refusal(client, tool, "INVALID", zonee="us-east5-b")
                 self.assertIn("zonee", text)
         self.assertEqual(self.processes(), [])
-
-    async def test_an_unknown_tool_is_an_error_and_no_more(self) -> None:
-        async with self.over_stdio() as client:
-            result = await client.call_tool("destroy_everything", {})
-            self.assertTrue(result.is_error)
-            await self.answer(client, "get_system_status")
 
     async def test_help_names_every_tool_and_every_setting(self) -> None:
         async with self.in_process() as client:

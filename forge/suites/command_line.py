@@ -55,8 +55,8 @@ class CommandLineSuite(RigCase):
         body = self.engine.requests()[-1]["body"]
         self.assertEqual(body["messages"][-1]["content"], "what=is\nthis?")
         self.assertEqual(body["max_tokens"], 1)
-        stopped = self.program("call", "stop_model")
-        self.assertEqual((stopped.returncode, stopped.stderr), (0, ""))
+        status, _, err = self.command("call", "stop_model")
+        self.assertEqual((status, err), (0, ""))
         self.assertEqual(self.processes("server"), [])
 
     def test_what_is_refused_is_refused_here_too(self) -> None:
@@ -83,9 +83,11 @@ class CommandLineSuite(RigCase):
         self.assertTrue(err.startswith("DENIED "), err)
 
     def test_a_wrong_command_is_a_wrong_usage(self) -> None:
-        done = self.program("explode")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("usage:", done.stderr)
+        err = io.StringIO()
+        with self.assertRaises(SystemExit) as left, contextlib.redirect_stderr(err):
+            self.module.run_rig(self.module.RIG, self.rig_folder / "server.py", ["explode"])
+        self.assertEqual(left.exception.code, 2)
+        self.assertIn("usage:", err.getvalue())
 
     def test_the_list_is_the_live_one(self) -> None:
         status, out, _ = self.command("call", "list")

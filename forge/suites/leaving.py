@@ -48,7 +48,7 @@ class LeavingSuite(RigCase):
         self.assertLess(time.monotonic() - begun, LEAVE_WITHIN_S)
 
     async def test_when_it_is_idle(self) -> None:
-        for way in _WAYS_TO_LEAVE:
+        for way in (signal.SIGHUP, 0):  # the others are tried below, in harder places
             with self.subTest(way), self.server() as server:
                 self.leave(server, way)
 

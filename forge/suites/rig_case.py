@@ -7,8 +7,11 @@ it writes goes into the temporary folder. Knows no tool and no fault.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import io
 import json
+import logging
 import os
 import shutil
 import site
@@ -19,7 +22,6 @@ import textwrap
 import time
 import unittest
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -221,6 +223,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         await super().asyncSetUp()
         # The case's own loop runs in debug mode, which doubles the time and warns of slow steps.
         asyncio.get_running_loop().set_debug(False)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
         self.engine.script()
 
     async def asyncTearDown(self) -> None:
@@ -235,12 +238,14 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         """The rig as its entry assembles it, in this process; its workers run `server_file`."""
         return self.module.AssembledRig(self.module.RIG, self.rig_folder / server_file)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def in_process(
         self, mode: str = "auto", /, server_file: str = "server.py"
     ) -> AsyncIterator[Client]:
         """A client of a server in this process, in protocol mode "auto" or "legacy"."""
-        async with Client(self.assembled(server_file).server(), mode=mode) as client:
+        with contextlib.redirect_stderr(io.StringIO()):  # settings at fault are told there too
+            server = self.assembled(server_file).server()
+        async with Client(server, mode=mode) as client:
             failure = None
             try:
                 yield client
@@ -249,7 +254,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         if failure is not None:
             raise failure
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def over_stdio(
         self, mode: str = "auto", /, extra: Mapping[str, str] | None = None
     ) -> AsyncIterator[Client]:

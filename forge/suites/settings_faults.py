@@ -89,9 +89,6 @@ class SettingsSuite(RigCase):
                 self.assertEqual(values["MODEL_NAME"], f"{self.model} (tpu.env)")
                 self.assertEqual(values["DTYPE"], "bfloat16 (default)")
                 self.assertIn(f"`PORT={other}` (environment)", await self.text(client, "get_help"))
-                outcome = await self.serve(client)
-                self.assertEqual(outcome["endpoint"], f"http://127.0.0.1:{other}/v1")
-                await self.answer(client, "stop_model")
 
     async def test_an_ambient_variable_at_fault_is_told_from_the_file(self) -> None:
         with mock.patch.dict("os.environ", PORT="http"):

@@ -1,6 +1,6 @@
 """Every way in which a start can fail: its class, its reason, the next call, and nothing left.
 
-After some of them the same server starts the model once more, and it comes up.
+After a crash the same server starts the model once more, and it comes up.
 """
 
 from __future__ import annotations
@@ -28,10 +28,6 @@ class StartFaultSuite(RigCase):
         self.assertIsNone(status["pid"])
         return text
 
-    async def _then_works(self, client: Client) -> None:
-        self.engine.script()
-        await self.serve(client)
-
     async def test_a_crash_while_it_loads(self) -> None:
         self.engine.script(crash="the tensor 'lm_head' does not fit")
         async with self.in_process() as client:
@@ -44,19 +40,18 @@ class StartFaultSuite(RigCase):
             job = await self.answer(client, "get_job", job_id=jobs[0].partition(":")[0])
             self.assertEqual((job["state"], job["phase"]), ("failed", "load"))
             self.assertTrue(job["error"].startswith("INTERNAL "), job)
-            await self._then_works(client)
+            self.engine.script()
+            await self.serve(client)
 
     async def test_it_listens_but_every_generation_fails(self) -> None:
         self.engine.script(fault="status 500", words="no kernel for this device")
         async with self.in_process() as client:
             await self._fails(client, "INTERNAL", "500", "no kernel for this device")
 
-    async def test_the_first_answer_is_empty_or_breaks_off(self) -> None:
+    async def test_the_first_answer_is_empty(self) -> None:
+        self.engine.script(fault="empty")
         async with self.in_process() as client:
-            self.engine.script(fault="empty")
             await self._fails(client, "INTERNAL", "no token")
-            self.engine.script(fault="breaks off")
-            await self._fails(client, "INTERNAL", "without a finish reason")
 
     async def test_it_listens_but_never_becomes_healthy(self) -> None:
         self.write_runner("short.py", "server._LOAD_PATIENCE_S = 1.0")
@@ -90,8 +85,6 @@ class StartFaultSuite(RigCase):
                 await self._fails(client, "NOT_FOUND", "torch", "1.0", "2.13.", "make install")
                 metadata.write_text(good.replace("2.13.0", ""))
                 await self._fails(client, "NOT_FOUND", "torch", "not installed", "make install")
-                metadata.write_text(good)
-                await self._then_works(client)
         finally:
             metadata.write_text(good)
 

@@ -330,10 +330,10 @@ class PortTest(Case):
         for port, good in ((1023, False), (1024, True), (65535, True), (65536, False)):
             with self.subTest(port=port):
                 if good:
-                    self.assertEqual(ThisComputerSettings(port=port).port, port)
+                    self.assertEqual(part.ThisComputerSettings(port=port).port, port)
                 else:
                     with self.assertRaises(ValueError):
-                        ThisComputerSettings(port=port)
+                        part.ThisComputerSettings(port=port)
 
 
 class EndpointTest(Case):

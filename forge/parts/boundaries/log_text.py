@@ -41,7 +41,7 @@ def log_lines(data: bytes | str) -> LogLines:
     raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what some shells write
         raw = raw.decode("utf-16", "replace").encode()
-    if len(raw) > LOG_BYTES:
+    if len(raw) > LOG_BYTES + 200:
         head = LOG_BYTES // 4
         gap = f"\n[… {len(raw) - LOG_BYTES} bytes left out …]\n".encode()
         raw = raw[:head] + gap + raw[head - LOG_BYTES :]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from forge.parts.knowledge.failure_bank import FailureBank, FailureStage, parse_signatures
+from forge.parts.knowledge.failure_bank import FailureBank
+from forge.parts.knowledge.failure_signature import FailureStage, parse_signatures
 from forge.parts.knowledge.failures_boot import BOOT_SIGNATURES
 from forge.parts.knowledge.failures_capacity import CAPACITY_SIGNATURES, QUOTA_SIGNATURES
 from forge.parts.knowledge.failures_compile import COMPILE_SIGNATURES

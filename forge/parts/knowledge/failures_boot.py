@@ -11,7 +11,8 @@ BOOT_SIGNATURES = r"""
 line NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)
 line CUDA driver version is insufficient for CUDA runtime version
 line unsatisfied condition: cuda>=(?P<needed>[\d.]+)
-line (?:forward compatibility was attempted on non supported HW|system has unsupported display driver)
+line (?:forward compatibility was attempted on non supported HW|system has unsupported display
+  driver)
 line This (?:program|build) .{0,60}requires (?:a )?driver (?:version )?(?P<needed>[\d.]+)
 cause The GPU driver (CUDA {found?version in the message}) is older than what the engine was built
   for.
@@ -62,7 +63,8 @@ issue odysseus-dev/odysseus#778
 line Unable to open /dev/kfd|/dev/kfd.{0,40}(?:[Pp]ermission denied|No such file)
 line HSA_STATUS_ERROR_OUT_OF_RESOURCES|hsa_init.{0,40}(?:Failed|failed)
 cause The process may not open the ROCm devices.
-change flag --device: missing -> /dev/kfd and /dev/dri (docker run), with --group-add video and render
+change flag --device: missing -> /dev/kfd and /dev/dri (docker run), with --group-add video and
+  render
 futile a newer ROCm
 
 == gpu_fell_off | root | certain
@@ -87,7 +89,8 @@ futile CUDA_LAUNCH_BLOCKING: the place in the stack trace is not to be trusted e
 issue predibase/lorax#535; open-mmlab/mmdetection#2108
 
 == gpu_capability_low | root | certain
-line (?:FlashAttention|Flash Attention V?2?).{0,60}(?:only supports|not supported|requires).{0,60}(?:Ampere|capability|GPU)
+line (?:FlashAttention|Flash Attention V?2?).{0,60}(?:only supports|not supported
+  |requires).{0,60}(?:Ampere|capability|GPU)
 line with CUDA capability (?P<sm>\d \d) is not supported for Flash
 line (?:requires|minimum) (?:compute )?capability (?:of )?(?:at least )?(?P<needed>\d+\.?\d*)
 unless no kernel image is available
@@ -97,8 +100,8 @@ change place card: as it is -> compute capability {needed?8.0} or newer
 futile memory flags
 
 == dtype_unsupported | root | certain
-line Bfloat16 is only supported on GPUs with compute capability of at least (?P<needed>[\d.]+)\. Your
-  (?P<card>[\w ]+) GPU has compute capability (?P<sm>[\d.]+)
+line Bfloat16 is only supported on GPUs with compute capability of at least (?P<needed>[\d.]+)\.
+  Your (?P<card>[\w ]+) GPU has compute capability (?P<sm>[\d.]+)
 line [Bb](?:f|float)16 is (?:only supported|not supported) on
 line (?:fp8|float8).{0,60}(?:only supported|not supported|requires).{0,60}capability
 cause {card?The card} (compute capability {sm?below 8.0}) has no arithmetic for this number format.
@@ -134,8 +137,8 @@ futile memory flags
 
 == metadata_unreachable | fault | likely
 line Failed to fetch URL after \d+ tries .{0,40}http status
-cause libtpu asks the metadata server for the TPU's environment and gets none: half a minute for each
-  key, off Google's machines for nothing.
+cause libtpu asks the metadata server for the TPU's environment and gets none: half a minute for
+  each key, off Google's machines for nothing.
 change setting TPU_SKIP_MDS_QUERY: unset -> 1
 futile longer start-up times
 
@@ -156,7 +159,8 @@ line NeuronCores?.{0,60}(?:already in use|not available|in use by)
 cause No NeuronCore is free: cores belong to one process at a time and a leftover process owns them,
   or the driver is not loaded.
 change run neuron-ls
-change act stop the leftover process that it names; load the driver (modprobe neuron) if none is shown
+change act stop the leftover process that it names; load the driver (modprobe neuron) if none is
+  shown
 futile smaller models: no core was opened
 issue aws-neuron/aws-neuron-samples#44
 
@@ -167,8 +171,8 @@ line (?:version `|version ')(?P<library>GLIBC(?:XX)?_[\d.]+)' not found
 line operator torchvision::nms does not exist|Could not load.{0,40}libtorchcodec
 cause A native library is missing or of another build ({library?a symbol is undefined}): packages of
   different builds are mixed.
-change act install matching builds together (torch, torchvision, torchaudio and engine of one index),
-  or uninstall those that the engine does not need
+change act install matching builds together (torch, torchvision, torchaudio and engine of one
+  index), or uninstall those that the engine does not need
 futile flags of the engine
 
 == cpu_instruction_missing | root | likely

@@ -45,7 +45,8 @@ futile other zones: a reservation is for one zone
 issue skypilot-org/skypilot#4579
 
 == qr_failed_or_suspended | fault | likely
-line (?:queued[ -]resource|QueuedResource).{0,80}(?:state|STATE)\W{1,3}(?:FAILED|SUSPENDED|SUSPENDING)
+line (?:queued[ -]resource|QueuedResource).{0,80}(?:state|STATE)\W{1,3}(?:FAILED|SUSPENDED
+  |SUSPENDING)
 cause The queued resource ended without a machine, and holds its quota until it is deleted.
 change act delete the dead queued resource (--force), then ask again: a decision for a person
 futile waiting: a failed or suspended request is never granted
@@ -108,7 +109,8 @@ futile other zones with the same maximum
 
 == do_region | root | certain
 line \b422\b.{0,60}(?:Region|Size) is not available
-line (?:Size|Region) is not available in this region|size is (?:currently )?(?:not available|restricted)
+line (?:Size|Region) is not available in this region|size is (?:currently )?(?:not available
+  |restricted)
 line You specified an invalid size for (?:the )?Droplet creation
 line no capacity .{0,40}(?:droplet|region)
 cause DigitalOcean makes no new droplets of that size in that region now.
@@ -117,7 +119,8 @@ futile repeating the request in the same region
 issue kelda/kelda#1359
 
 == k8s_no_accelerator_node | root | certain
-line nodes are available: .{0,120}?Insufficient (?P<resource>(?:google\.com/tpu|nvidia\.com/gpu|amd\.com/gpu|[\w./-]+))
+line nodes are available: .{0,120}?Insufficient (?P<resource>(?:google\.com/tpu|nvidia\.com/gpu
+  |amd\.com/gpu|[\w./-]+))
 line (?:didn't match|did not match) Pod's node affinity/selector
 line pod didn't trigger scale-up
 cause No node of the cluster has what the pod asks for ({resource?an accelerator or a label}).
@@ -126,8 +129,8 @@ change setting resources.limits: {resource?the accelerator} -> exactly the chips
 futile deleting the pod: its successor waits as well
 
 == machine_type_not_here | root | certain
-line machine type (?:with name )?'?(?P<type>[\w-]+)'? (?:does not exist|is not available|not found) in
-  zone '?(?P<zone>[a-z0-9-]+)
+line machine type (?:with name )?'?(?P<type>[\w-]+)'? (?:does not exist|is not available|not found)
+  in zone '?(?P<zone>[a-z0-9-]+)
 line Invalid value for field 'resource\.machineType'
 line acceleratorTypes?/(?P<type>[\w-]+)'? was not found|accelerator type .{0,60}(?:not found|is not
   available in)
@@ -194,8 +197,8 @@ issue skypilot-org/skypilot#975
 line Quota exceeded for total allowable count of GPUs
 line do not have quota for using GPUs with(?:out)? zonal redundancy
 line (?P<quota>Nvidia\w*Gpu\w*Per\w+) requested: (?P<asked>\d+) allowed: (?P<limit>\d+)
-line Quota (?:violated|exceeded).{0,60}(?P<quota>Nvidia\w*Gpu\w*)(?:.{0,80}?requested: (?P<asked>\d+)
-  allowed: (?P<limit>\d+))?
+line Quota (?:violated|exceeded).{0,60}(?P<quota>Nvidia\w*Gpu\w*)(?:.{0,80}?requested:
+  (?P<asked>\d+) allowed: (?P<limit>\d+))?
 cause Cloud Run's GPU quota in this region does not allow it (asked {asked?more}, allowed
   {limit?fewer}). GPUs with and without zonal redundancy have separate quotas, and a rollout needs
   room for the old and the new revision together.

@@ -9,7 +9,8 @@ from __future__ import annotations
 COMPILE_SIGNATURES = r"""
 == mosaic_compile_failed | root | certain
 line Mosaic failed to compile
-line (?:tpu_custom_call|Mosaic|Pallas).{0,160}(?:failed to (?:compile|lower)|not (?:implemented|supported)|unsupported)
+line (?:tpu_custom_call|Mosaic|Pallas).{0,160}(?:failed to (?:compile|lower)|not (?:implemented
+  |supported)|unsupported)
 unless memory space (?:hbm|vmem|smem)
 cause A Pallas (Mosaic) kernel does not compile for this chip generation: a shape or layout that the
   kernel or libtpu does not handle. Not memory.
@@ -21,7 +22,8 @@ issue vllm-project/tpu-inference#1425, #898
 
 == xla_compile_failed | fault | likely
 line XLA:TPU compile permanent error
-line (?:XlaRuntimeError|JaxRuntimeError): (?:INTERNAL|UNIMPLEMENTED|INVALID_ARGUMENT): (?P<why>[\w ,.'-]+)
+line (?:XlaRuntimeError|JaxRuntimeError): (?:INTERNAL|UNIMPLEMENTED|INVALID_ARGUMENT): (?P<why>[\w
+  ,.'-]+)
 line INTERNAL: (?:Mosaic|Failed to compile|during context)
 unless Ran out of memory|Mosaic failed
 cause XLA refuses the program ({why?see the line}). 'Permanent' means that a retry cannot help.
@@ -30,8 +32,10 @@ change act make the failing shape smaller (batch, sequence) to find what it obje
 futile retrying
 
 == compile_cache_stale | root | likely
-line (?:incompatible|version mismatch|failed to deserialize).{0,120}(?:compilation cache|serialized executable|cached executable)
-line (?:compilation cache|serialized executable|cached (?:executable|graph)).{0,120}(?:incompatible|mismatch|corrupt|failed to)
+line (?:incompatible|version mismatch|failed to deserialize).{0,120}(?:compilation cache|serialized
+  executable|cached executable)
+line (?:compilation cache|serialized executable|cached (?:executable|graph)).{0,120}(?:incompatible
+  |mismatch|corrupt|failed to)
 line proto deserialization failed
 cause A compiled program in the cache was made by another build, or is damaged.
 change setting JAX_COMPILATION_CACHE_DIR: as it is -> a folder per engine build (VLLM_XLA_CACHE_PATH
@@ -98,8 +102,8 @@ line CUDA error: (?P<why>an illegal memory access was encountered|device-side as
 line an illegal memory access was encountered|device-side assert triggered
 line HIP error: (?P<why>[\w -]+)|Memory (?:access|critical) (?:fault|error) by
 line ROCm error: (?P<why>[\w -]+)
-cause A kernel failed on the card ({why?see the line}); CUDA reports it later, so the stack trace may
-  point elsewhere.
+cause A kernel failed on the card ({why?see the line}); CUDA reports it later, so the stack trace
+  may point elsewhere.
 change setting CUDA_LAUNCH_BLOCKING: 0 -> 1, for one run that shows the true place
 change flag --enforce-eager: off -> on, to see whether a captured graph is at fault
 futile believing the stack trace; restarting alone

@@ -38,7 +38,8 @@ change act read the event's message: name, tag, permission or rate limit
 futile deleting the pod
 
 == image_pull_network | fault | likely
-line (?:pull|registry|docker).{0,160}(?:TLS handshake timeout|i/o timeout|connection refused|reset by peer)
+line (?:pull|registry|docker).{0,160}(?:TLS handshake timeout|i/o timeout|connection refused|reset
+  by peer)
 line error pulling image.{0,120}(?:timeout|EOF|refused)
 line (?:Get|Head) "?https://[\w./-]+/v2/.{0,160}(?:timeout|canceled|EOF|refused|no such host)
 cause The registry could not be reached: no way out of the network (no external address and no Cloud
@@ -59,7 +60,8 @@ DOWNLOAD_SIGNATURES = r"""
 line Repository Not Found for url: \S*?huggingface\.co/(?:api/models/)?(?P<model>[\w.-]+/[\w.-]+)
 line RepositoryNotFoundError|is not a local folder and is not a valid model identifier
 line is not a valid model identifier listed on
-also (?:huggingface\.co/(?:api/models/)?|^|[ '])(?P<model>[\w-]+/[\w.-]+)(?:/resolve| is not a local)
+also (?:huggingface\.co/(?:api/models/)?|^|[ '])(?P<model>[\w-]+/[\w.-]+)(?:/resolve| is not a
+  local)
 cause The Hub has no repository {model?of that name}, or it is private and no token came along (the
   Hub answers both alike).
 change setting MODEL_NAME: {model?as it is} -> the exact repository, such as google/gemma-4-E2B-it
@@ -73,20 +75,22 @@ change flag --revision: as it is -> a commit that the repository lists
 futile a token
 
 == hf_file_missing | root | certain
-line does not appear to have (?:a file|files) named (?P<file>[\w./ ,()'-]+?)\.(?: Checkout| Please|$)
+line does not appear to have (?:a file|files) named (?P<file>[\w./ ,()'-]+?)\.(?: Checkout| Please
+  |$)
 line Entry Not Found for url|EntryNotFoundError
 line Error no file named (?P<file>[\w.]+)
 line No such file or directory: '(?P<file>[^']*(?:config\.json|safetensors|tokenizer[\w.]*|gguf))'
 line (?:Cannot find|Can't find) any (?:model weights|safetensors)
-cause The checkpoint lacks {file?a file}: a half-finished download or copy, a GGUF-only repository, or
-  the wrong folder.
+cause The checkpoint lacks {file?a file}: a half-finished download or copy, a GGUF-only repository,
+  or the wrong folder.
 change act download or copy the whole checkpoint again (config.json, tokenizer files, all shards)
 change setting MODEL_NAME: as it is -> the folder that holds config.json
 futile engine flags
 
 == hf_offline | root | certain
 line Cannot reach \S{0,200} offline mode is enabled
-line OfflineModeIsEnabled|LocalEntryNotFoundError|cannot find the requested files in the (?:disk|local) cache
+line OfflineModeIsEnabled|LocalEntryNotFoundError|cannot find the requested files in the (?:disk
+  |local) cache
 line couldn't connect to '?https://huggingface\.co'? to load
 near [Oo]ffline|LocalEntryNotFound|cannot find|couldn't connect|outgoing traffic
 cause The Hub is not asked or not reachable, and the files are not in the local cache.
@@ -142,8 +146,8 @@ futile roles: a denied bucket answers 403
 line No matching distribution found for (?P<package>[\w.=<>!~\[\],-]+)
 line ResolutionImpossible|Cannot install .{0,120}because these package versions have conflicting
 line resolver .{0,40}(?:conflict|incompatible)|No solution found when resolving
-cause pip finds no set of versions for {package?what is asked}: the range, this Python version or this
-  platform excludes all.
+cause pip finds no set of versions for {package?what is asked}: the range, this Python version or
+  this platform excludes all.
 change package {package?the requirement}: as it is -> a range that this Python and platform have
 futile trying again
 

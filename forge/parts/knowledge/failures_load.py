@@ -42,8 +42,8 @@ line (?P<count>\d+) parameters? not in model
 line Unexpected key\(s\) in state_dict|unexpected keys? in (?:the )?checkpoint
 line There is no module or parameter named '?(?P<name>[\w.]+)
 unless k_norm
-cause The checkpoint's tensors ({count?several}) have names that this engine's model does not have: a
-  quantised layout (such as compressed-tensors w4a16) or wrapper that it does not know.
+cause The checkpoint's tensors ({count?several}) have names that this engine's model does not have:
+  a quantised layout (such as compressed-tensors w4a16) or wrapper that it does not know.
 change setting MODEL_NAME: as it is -> a checkpoint in a layout that this engine loads (bf16, or its
   own quantisation)
 change package engine: as it is -> one that supports this quantisation
@@ -186,7 +186,8 @@ futile trying again with the same build
 
 == model_parser_mismatch | root | certain
 line Gemma4ReasoningParser|Gemma4ToolParser
-line (?:reasoning|tool[_ ]call)[_ ]parser.{0,120}(?:could not locate|cannot find|missing).{0,60}token
+line (?:reasoning|tool[_ ]call)[_ ]parser.{0,120}(?:could not locate|cannot find
+  |missing).{0,60}token
 near ['"/](?:google/)?gemma-(?P<generation>[123])-[\w.-]+
 cause A Gemma {generation?3} model is served with Gemma 4's parsers or chat template: its tokenizer
   has none of their tokens. The arguments tell it (a gemma-3 model, a gemma4 parser), not the error.

@@ -84,8 +84,8 @@ line (?:CUDA|HIP) out of memory\.? ?(?:Tried to allocate (?P<wanted>[\d.]+ [KMG]
 line torch\.(?:cuda\.)?OutOfMemoryError
 line CUDA error: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY
 line CUDA driver error: out of memory
-cause The card's memory ran out (asked for {wanted?more}) during the run: activations, KV cache and weights together
-  are larger than it.
+cause The card's memory ran out (asked for {wanted?more}) during the run: activations, KV cache and
+  weights together are larger than it.
 change flag --max-num-batched-tokens: as it is -> half
 change flag --max-num-seqs: as it is -> half
 change flag --max-model-len: as it is -> shorter
@@ -220,8 +220,8 @@ line (?:cudaMalloc|hipMalloc) failed: out of memory
 line unable to allocate (?P<buffer>\w+) buffer
 line failed to allocate (?:compute|\w+) buffers?|allocating (?P<wanted>[\d.]+) MiB on device \d+
 line failed to (?:initialize|create) (?:the )?context.{0,60}(?:memory|allocate)
-cause llama.cpp could not allocate a buffer ({buffer?see the line}) on the device: layers, context and compute
-  buffers together are larger than it.
+cause llama.cpp could not allocate a buffer ({buffer?see the line}) on the device: layers, context
+  and compute buffers together are larger than it.
 change flag --n-gpu-layers: all -> fewer, until it fits (or 0)
 change flag --ctx-size: as it is -> shorter
 change flag --cache-type-k: f16 -> q8_0, and --cache-type-v too
@@ -249,7 +249,8 @@ change flag --max-model-len: as it is -> shorter
 futile GPU memory flags
 
 == neuron_device_oom | root | certain
-line (?:NRT_RESOURCE|nrt_tensor_allocate|TDRV).{0,120}(?:Failed to allocate|out of memory|insufficient)
+line (?:NRT_RESOURCE|nrt_tensor_allocate|TDRV).{0,120}(?:Failed to allocate|out of memory
+  |insufficient)
 line Failed to allocate (?P<wanted>\d+) bytes on (?:ND|NC|device)
 cause The NeuronCore's device memory (16 GiB on Inferentia 2) ran out.
 change act shard over more NeuronCores, or a smaller sequence length or batch in the traced graph

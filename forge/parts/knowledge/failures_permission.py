@@ -32,8 +32,9 @@ unless not in the authorized list|awaiting a review|\b403\b
 also (?:Access to model|huggingface\.co/(?:api/models/)?) ?(?P<model>[\w-]+/[\w.-]+)
 cause No valid Hugging Face token reached the process (401): {model?the repository} is gated or
   private, and the Hub does not know who asks.
-change setting HF_TOKEN: not set, or not valid -> a token that may read {model?the repository}, given
-  to the container through the secret store (an environment variable on the host is not enough)
+change setting HF_TOKEN: not set, or not valid -> a token that may read {model?the repository},
+  given to the container through the secret store (an environment variable on the host is not
+  enough)
 change act then accept the model's licence on its page: without it the answer is 403
 futile downloading again, another mirror of the same repository
 issue vllm-project/semantic-router#817
@@ -68,7 +69,8 @@ futile granting roles: there is nothing to read
 line does not have (?P<permission>storage\.[\w.]+) access
 line (?P<permission>storage\.objects\.(?:get|list|create))' denied
 line (?:403|AccessDenied).{0,120}(?:storage\.googleapis|gs://(?P<bucket>[\w.-]+))
-line An error occurred \((?:AccessDenied|403)\) when calling the (?:GetObject|HeadObject|ListObjects)
+line An error occurred \((?:AccessDenied|403)\) when calling the (?:GetObject|HeadObject
+  |ListObjects)
 cause The service account may not read the bucket {bucket?} ({permission?storage.objects.get}).
 change grant roles/storage.objectViewer: missing -> granted to the service account on the bucket
 change act on Compute Engine the storage scope too
@@ -160,7 +162,8 @@ futile roles, quota
 line constraints?/(?P<policy>[\w.]+)(?:'|\]|\))? (?:violated|is violated)
 line violates (?:the )?(?:organization )?polic(?:y|ies)|orgpolicy.{0,40}(?:denied|violat)
 cause A policy of the organisation forbids it: {policy?see the message}.
-change act ask for an exception, or ask for a machine that keeps to it (no external address: use IAP)
+change act ask for an exception, or ask for a machine that keeps to it (no external address: use
+  IAP)
 futile roles of the project
 
 == tpu_machine_not_allowed | root | certain
@@ -195,8 +198,8 @@ line UnauthorizedOperation|is not authorized to perform: (?P<permission>[\w:]+)
 line User: arn:\S+ is not authorized to perform(?:: (?P<permission>[\w:]+))?
 line AccessDeniedException
 cause The AWS identity lacks {permission?the permission that the message names}.
-change grant {permission?the action}: missing -> allowed in the identity's policy (an encoded message
-  is read with aws sts decode-authorization-message)
+change grant {permission?the action}: missing -> allowed in the identity's policy (an encoded
+  message is read with aws sts decode-authorization-message)
 futile other zones, quota
 
 == ssh_key_refused | root | certain
@@ -219,7 +222,8 @@ futile StrictHostKeyChecking=no: it hides a stranger as well
 line (?:denied|unauthorized): .{0,80}(?:artifactregistry|Permission .{0,40}artifactregistry)
 line pull access denied for (?P<image>[\w./:-]+)
 line (?:unauthorized: authentication required|no basic auth credentials|denied: requested access)
-cause The registry does not let this machine pull {image?the image}: it is private, or does not exist.
+cause The registry does not let this machine pull {image?the image}: it is private, or does not
+  exist.
 change grant roles/artifactregistry.reader: missing -> granted to the machine's service account
 change act docker login to the registry (gcloud auth configure-docker), and check the image's name
 futile a larger disk, trying again

@@ -28,7 +28,8 @@ futile stopping other servers
 
 == cloud_run_wrong_address | root | certain
 line (?:failed to start and listen|listen) on the port
-near (?:Listening on|listening on|running on|starting server on|address=)\D{0,20}(?:127\.0\.0\.1|localhost|\[::1\])
+near (?:Listening on|listening on|running on|starting server on|address=)\D{0,20}(?:127\.0\.0\.1
+  |localhost|\[::1\])
 cause The server listens on loopback inside its container, where Cloud Run cannot see it (Ollama's
   default is 127.0.0.1:11434; Cloud Run expects PORT, 8080).
 change setting OLLAMA_HOST: 127.0.0.1:11434 -> 0.0.0.0:8080 (--host 0.0.0.0 --port 8080 elsewhere)
@@ -42,9 +43,9 @@ line (?:STARTUP|startup)[ -]probe.{0,20}failed|Startup TCP probe failed
 line startup_probe.{0,80}must be a number between (?P<low>\d+) and (?P<limit>\d+)
 line DEADLINE_EXCEEDED.{0,80}(?:probe|container)
 sum probe_window
-cause The container did not answer on its port before the start-up probe gave up: the model loads for
-  longer than the window (240 s by default), or the container ended before. This is a symptom: the
-  revision's own log says which.
+cause The container did not answer on its port before the start-up probe gave up: the model loads
+  for longer than the window (240 s by default), or the container ended before. This is a symptom:
+  the revision's own log says which.
 change flag --startup-probe: 240 s -> periodSeconds=10,failureThreshold=180 (the period is capped at
   240, so the threshold has to grow)
 change act read the revision's log for the line before it: a flag error looks the same from outside
@@ -62,8 +63,8 @@ futile a longer probe
 == k8s_crash_loop | symptom | likely
 line CrashLoopBackOff|Back-off restarting failed container
 line (?:Liveness|Startup) probe failed
-cause Kubernetes restarts a container that ends, or does not answer in time; why stands in the log of
-  its previous run.
+cause Kubernetes restarts a container that ends, or does not answer in time; why stands in the log
+  of its previous run.
 change act kubectl logs --previous shows the run that ended
 change setting startupProbe.failureThreshold: as it is -> enough for loading and compiling
 futile deleting the pod
@@ -125,8 +126,8 @@ futile asking the model not to write them
 issue vllm-project/vllm#44522
 
 == context_exceeded | root | certain
-line maximum context length is (?P<limit>\d+) tokens.{0,120}?(?:requested|passed|has|contains at least)
-  (?P<prompt>\d+)
+line maximum context length is (?P<limit>\d+) tokens.{0,120}?(?:requested|passed|has|contains at
+  least) (?P<prompt>\d+)
 line exceeds? the available context size(?: \((?P<limit>\d+))?
 line prompt (?:is too long|contains too many tokens)|prompt length .{0,40}exceeds
 line Input (?:length|prompt) \(?(?P<prompt>\d+).{0,60}?(?:exceeds|longer than).{0,40}?(?P<limit>\d+)
@@ -158,7 +159,8 @@ line The request was not authenticated.{0,120}(?:run|invoker|identity)
 line access token could not be verified.{0,60}|The access token could not be verified
 cause Cloud Run refuses the caller: no identity token, a wrong audience, or no right to call.
 change grant roles/run.invoker: missing -> granted to the caller on the service
-change act send an identity token whose audience is the service's address (an access token gives 401)
+change act send an identity token whose audience is the service's address (an access token gives
+  401)
 futile the API key of the engine
 
 == cloud_run_no_instance | root | likely
@@ -191,7 +193,8 @@ change package vllm[audio]: missing -> installed, same version as vllm (a derive
 futile another model size
 
 == structured_output_failed | root | likely
-line (?:xgrammar|guided[_ ]decoding|structured[_ ]outputs?|json[_ ]schema).{0,120}(?:failed|unsupported|not supported|invalid|error)
+line (?:xgrammar|guided[_ ]decoding|structured[_ ]outputs?|json[_ ]schema).{0,120}(?:failed
+  |unsupported|not supported|invalid|error)
 line Failed to (?:convert|compile) .{0,60}(?:grammar|schema)
 cause The schema (or grammar) of the request is not supported by the structured output backend.
 change act a simpler schema (no unbounded patterns, no unsupported keywords)
@@ -199,10 +202,11 @@ change flag --structured-outputs-config: as it is -> another backend (guidance)
 futile another temperature
 
 == schema_not_enforced | root | likely
-line JSONDecodeError|Expecting value: line 1 column 1|(?:answer|output|content).{0,40}not (?:valid )?JSON
+line JSONDecodeError|Expecting value: line 1 column 1|(?:answer|output|content).{0,40}not (?:valid
+  )?JSON
 near reasoning[-_]parser|enable_thinking
-cause The schema of the request was not enforced: with a reasoning parser and thinking off the engine
-  waits for the end of a thought that never comes, and answers prose with status 200.
+cause The schema of the request was not enforced: with a reasoning parser and thinking off the
+  engine waits for the end of a thought that never comes, and answers prose with status 200.
 change flag --reasoning-parser: gemma4 -> none, where thinking is off
 change setting enable_thinking: false -> true, where the parser stays
 change package vllm: as it is -> newer (PR #52430)
@@ -257,7 +261,8 @@ issue homeassistant-ai/ha-mcp#603
 
 == mcp_command_not_found | root | certain | any level
 line spawn (?P<command>[\w./-]+) ENOENT
-line (?:command not found|No such file or directory|executable file not found).{0,60}(?:mcp|server\.py)
+line (?:command not found|No such file or directory|executable file not found).{0,60}(?:mcp
+  |server\.py)
 line Failed to (?:spawn|start) (?:MCP )?server.{0,60}(?:not found|ENOENT)
 cause The client's PATH has no command {command?of that name} (a graphical client inherits no shell
   profile).
@@ -293,8 +298,8 @@ issue anthropics/claude-code#30147
 line TargetNotConnected|\((?P<instance>i-\w+) is not connected
 line (?P<instance>i-[0-9a-zA-Z]+) is not connected
 line InvalidInstanceId.{0,160}not in a valid state
-cause The SSM agent of {instance?the instance} is not online: still booting, no instance profile with
-  AmazonSSMManagedInstanceCore, no route to SSM, stopped, or another region.
+cause The SSM agent of {instance?the instance} is not online: still booting, no instance profile
+  with AmazonSSMManagedInstanceCore, no route to SSM, stopped, or another region.
 change act wait for PingStatus Online (aws ssm describe-instance-information)
 change grant AmazonSSMManagedInstanceCore: missing -> in the instance profile's role
 change act check region and profile of the call
@@ -314,8 +319,8 @@ line The resource '(?P<resource>[\w./-]+)' was not found
 line InvalidInstanceID\.NotFound|Cannot find service \[(?P<resource>[\w-]+)
 line Service \[(?P<resource>[\w-]+)\] could not be found
 line InvalidAMIID\.NotFound|InvalidSubnetID\.NotFound|InvalidGroup\.NotFound
-cause The resource {resource?named in the line} does not exist in this project, region or zone (right
-  after a creation: not yet).
+cause The resource {resource?named in the line} does not exist in this project, region or zone
+  (right after a creation: not yet).
 change place zone: as it is -> the resource's own; list it first
 futile roles: a denied one answers 403
 
