@@ -182,7 +182,7 @@ async def play(client: Client, narrator: Narrator) -> None:
             wait_s=50,
         )
     await session.call(
-        "Ready means that it has generated something. Is it right in the head?",
+        "Ready means that it has generated something. Is it also right?",
         "verify_model_health",
         lambda answer: answer.fields.get("healthy") is True,
         lambda answer: f"{answer.fields['answer'].strip()!r} {answer.fields['summary']}",

@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import logging
 import os
 import queue
 import shlex
@@ -30,7 +31,7 @@ import time
 import unittest
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -551,6 +552,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
     """
 
     keeps_running: ClassVar[bool] = False
+    fake_on_path: ClassVar[bool] = True  # False: the real runtime, if it is installed
     place: ClassVar[Path]
     rig_folder: ClassVar[Path]
     state: ClassVar[Path]
@@ -591,7 +593,8 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
             for name, value in os.environ.items()
             if name not in settings and not name.startswith(("HF_", "XDG_", "GEMMA4_"))
         }
-        packages = [str(cls.engine.folder), *filter(None, [kept.get("PYTHONPATH")])]
+        packages = [str(cls.engine.folder)] if cls.fake_on_path else []
+        packages += filter(None, [kept.get("PYTHONPATH")])
         home = cls.place / "home"
         home.mkdir()
         return kept | {
@@ -649,6 +652,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         await super().asyncSetUp()
         # The case's own loop runs in debug mode, which doubles the time and warns of slow steps.
         asyncio.get_running_loop().set_debug(False)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
         self.engine.script()
 
     async def asyncTearDown(self) -> None:
@@ -663,12 +667,14 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         """The rig as its entry assembles it, in this process; its workers run `server_file`."""
         return self.module.AssembledRig(self.module.RIG, self.rig_folder / server_file)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def in_process(
         self, mode: str = "auto", /, server_file: str = "server.py"
     ) -> AsyncIterator[Client]:
         """A client of a server in this process, in protocol mode "auto" or "legacy"."""
-        async with Client(self.assembled(server_file).server(), mode=mode) as client:
+        with contextlib.redirect_stderr(io.StringIO()):  # settings at fault are told there too
+            server = self.assembled(server_file).server()
+        async with Client(server, mode=mode) as client:
             failure = None
             try:
                 yield client
@@ -677,7 +683,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         if failure is not None:
             raise failure
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def over_stdio(
         self, mode: str = "auto", /, extra: Mapping[str, str] | None = None
     ) -> AsyncIterator[Client]:
@@ -997,12 +1003,15 @@ class CatalogueSuite(RigCase):
             self.assertEqual(sorted(names), sorted(rig_under_test().tools), mode)
 
     async def test_over_stdio_the_list_is_the_same_to_the_letter(self) -> None:
+        """And a tool that is not on it is an error and no more."""
         async with self.in_process() as client:
             here = [tool.model_dump() for tool in await listed_tools(client)]
         for mode in PROTOCOL_MODES:
             async with self.over_stdio(mode) as client:
                 there = [tool.model_dump() for tool in await listed_tools(client)]
                 self.assertEqual(here, there, mode)
+                result = await client.call_tool("destroy_everything", {})
+                self.assertTrue(result.is_error)
                 status = await self.answer(client, "get_system_status")
                 self.assertEqual(status["state"], "stopped")
 
@@ -1053,12 +1062,6 @@ class CatalogueSuite(RigCase):
                 text = await self.refusal(client, tool, "INVALID", zonee="us-east5-b")
                 self.assertIn("zonee", text)
         self.assertEqual(self.processes(), [])
-
-    async def test_an_unknown_tool_is_an_error_and_no_more(self) -> None:
-        async with self.over_stdio() as client:
-            result = await client.call_tool("destroy_everything", {})
-            self.assertTrue(result.is_error)
-            await self.answer(client, "get_system_status")
 
     async def test_help_names_every_tool_and_every_setting(self) -> None:
         async with self.in_process() as client:
@@ -1128,11 +1131,15 @@ class BadInputSuite(RigCase):
 
     keeps_running = True
     tools: list[Tool]
+    server: ClassVar[RawServer]
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls.serve_for_class()
+        server_file = cls.rig_folder / "server.py"
+        running = raw_server(server_file, cls.environment, cls.place / "stderr.txt")
+        cls.server = cls.enterClassContext(running)
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
@@ -1141,13 +1148,11 @@ class BadInputSuite(RigCase):
 
     @contextmanager
     def unharmed(self) -> Iterator[RawServer]:
-        """A raw server; at the end nothing was started, stopped, written or killed."""
+        """The server; at the end nothing was started, stopped, written or killed, itself least."""
         before = (self.processes(), len(self.journal()), len(self.engine.starts()))
         jobs = sorted((self.rig_state / "jobs").iterdir())
-        server_file = self.rig_folder / "server.py"
-        with raw_server(server_file, self.environment, self.stderr_file) as server:
-            yield server
-            self.assertTrue(server.answers_ping(), "the server does not answer any more")
+        yield self.server
+        self.assertTrue(self.server.answers_ping(), "the server does not answer any more")
         self.assertEqual(self.processes(), before[0])
         self.assertEqual(len(self.journal()), before[1])
         self.assertEqual(len(self.engine.starts()), before[2])
@@ -1317,8 +1322,8 @@ class CommandLineSuite(RigCase):
         body = self.engine.requests()[-1]["body"]
         self.assertEqual(body["messages"][-1]["content"], "what=is\nthis?")
         self.assertEqual(body["max_tokens"], 1)
-        stopped = self.program("call", "stop_model")
-        self.assertEqual((stopped.returncode, stopped.stderr), (0, ""))
+        status, _, err = self.command("call", "stop_model")
+        self.assertEqual((status, err), (0, ""))
         self.assertEqual(self.processes("server"), [])
 
     def test_what_is_refused_is_refused_here_too(self) -> None:
@@ -1345,9 +1350,11 @@ class CommandLineSuite(RigCase):
         self.assertTrue(err.startswith("DENIED "), err)
 
     def test_a_wrong_command_is_a_wrong_usage(self) -> None:
-        done = self.program("explode")
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("usage:", done.stderr)
+        err = io.StringIO()
+        with self.assertRaises(SystemExit) as left, contextlib.redirect_stderr(err):
+            self.module.run_rig(self.module.RIG, self.rig_folder / "server.py", ["explode"])
+        self.assertEqual(left.exception.code, 2)
+        self.assertIn("usage:", err.getvalue())
 
     def test_the_list_is_the_live_one(self) -> None:
         status, out, _ = self.command("call", "list")
@@ -1687,7 +1694,7 @@ class LeavingSuite(RigCase):
         self.assertLess(time.monotonic() - begun, LEAVE_WITHIN_S)
 
     async def test_when_it_is_idle(self) -> None:
-        for way in _WAYS_TO_LEAVE:
+        for way in (signal.SIGHUP, 0):  # the others are tried below, in harder places
             with self.subTest(way), self.server() as server:
                 self.leave(server, way)
 
@@ -1909,10 +1916,9 @@ class ReadOnlySuite(RigCase):
                 async with self.in_process(mode) as client:
                     await self._all_refused(client)
 
-    async def test_over_stdio_in_both_modes(self) -> None:
-        for mode in PROTOCOL_MODES:
-            async with self.over_stdio(mode, extra={"RIG_READ_ONLY": "1"}) as client:
-                await self._all_refused(client)
+    async def test_over_stdio(self) -> None:
+        async with self.over_stdio("legacy", extra={"RIG_READ_ONLY": "1"}) as client:
+            await self._all_refused(client)
 
     async def test_looking_is_allowed_and_the_list_stays_whole(self) -> None:
         with mock.patch.dict("os.environ", RIG_READ_ONLY="true"):
@@ -2219,9 +2225,6 @@ class SettingsSuite(RigCase):
                 self.assertEqual(values["MODEL_NAME"], f"{self.model} (tpu.env)")
                 self.assertEqual(values["DTYPE"], "bfloat16 (default)")
                 self.assertIn(f"`PORT={other}` (environment)", await self.text(client, "get_help"))
-                outcome = await self.serve(client)
-                self.assertEqual(outcome["endpoint"], f"http://127.0.0.1:{other}/v1")
-                await self.answer(client, "stop_model")
 
     async def test_an_ambient_variable_at_fault_is_told_from_the_file(self) -> None:
         with mock.patch.dict("os.environ", PORT="http"):
@@ -2267,7 +2270,7 @@ class SettingsSuite(RigCase):
 # ── suites / start_faults ─────────────────────────────────────────────────────────────────────────
 # Every way in which a start can fail: its class, its reason, the next call, and nothing left.
 #
-# After some of them the same server starts the model once more, and it comes up.
+# After a crash the same server starts the model once more, and it comes up.
 
 
 class StartFaultSuite(RigCase):
@@ -2285,10 +2288,6 @@ class StartFaultSuite(RigCase):
         self.assertIsNone(status["pid"])
         return text
 
-    async def _then_works(self, client: Client) -> None:
-        self.engine.script()
-        await self.serve(client)
-
     async def test_a_crash_while_it_loads(self) -> None:
         self.engine.script(crash="the tensor 'lm_head' does not fit")
         async with self.in_process() as client:
@@ -2301,19 +2300,18 @@ class StartFaultSuite(RigCase):
             job = await self.answer(client, "get_job", job_id=jobs[0].partition(":")[0])
             self.assertEqual((job["state"], job["phase"]), ("failed", "load"))
             self.assertTrue(job["error"].startswith("INTERNAL "), job)
-            await self._then_works(client)
+            self.engine.script()
+            await self.serve(client)
 
     async def test_it_listens_but_every_generation_fails(self) -> None:
         self.engine.script(fault="status 500", words="no kernel for this device")
         async with self.in_process() as client:
             await self._fails(client, "INTERNAL", "500", "no kernel for this device")
 
-    async def test_the_first_answer_is_empty_or_breaks_off(self) -> None:
+    async def test_the_first_answer_is_empty(self) -> None:
+        self.engine.script(fault="empty")
         async with self.in_process() as client:
-            self.engine.script(fault="empty")
             await self._fails(client, "INTERNAL", "no token")
-            self.engine.script(fault="breaks off")
-            await self._fails(client, "INTERNAL", "without a finish reason")
 
     async def test_it_listens_but_never_becomes_healthy(self) -> None:
         self.write_runner("short.py", "server._LOAD_PATIENCE_S = 1.0")
@@ -2347,8 +2345,6 @@ class StartFaultSuite(RigCase):
                 await self._fails(client, "NOT_FOUND", "torch", "1.0", "2.13.", "make install")
                 metadata.write_text(good.replace("2.13.0", ""))
                 await self._fails(client, "NOT_FOUND", "torch", "not installed", "make install")
-                metadata.write_text(good)
-                await self._then_works(client)
         finally:
             metadata.write_text(good)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import zipfile
 from pathlib import Path
 
 from forge.parts.assembly.guarded_tool import GuardedTool
@@ -62,9 +62,13 @@ def write_documents(rig: AssembledRig) -> list[str]:
 def pack_skill(rig: AssembledRig) -> Path:
     """The skill folder as dist/<slug>-management.zip, for a client that takes an upload."""
     name = f"{slug_of(rig.rig.name)}-management"
-    target = rig.folder / "dist" / name
+    target = rig.folder / "dist" / f"{name}.zip"
     target.parent.mkdir(exist_ok=True)
-    return Path(shutil.make_archive(str(target), "zip", rig.folder / "skills", name))
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((rig.folder / "skills" / name).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, path.relative_to(rig.folder / "skills"))
+    return target
 
 
 def _tool_list(rig: AssembledRig) -> str:

@@ -68,7 +68,7 @@ class GuardedTool(Tool):
         """Run the tool. Every failure is a ToolError whose first word is its class."""
         try:
             refused = self.effect != "reads" and self.read_only_rig()
-        except RigError as error:  # tpu.env is at fault: whether it may act cannot be known
+        except RigError as error:
             raise ToolError(clean(str(error), 8000)) from None
         if refused:
             raise ToolError(

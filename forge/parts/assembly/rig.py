@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,7 +127,11 @@ class AssembledRig:
                 "free some disk space or make it writable (XDG_STATE_HOME), then restart this "
                 "server",
             )
-        return self.context.settings.rig_read_only
+        try:
+            return self.context.settings.rig_read_only
+        except RigError:
+            # tpu.env is at fault. What needs a value of it says so itself; stopping needs none.
+            return os.environ.get("RIG_READ_ONLY", "").lower() not in ("", "0", "false", "no")
 
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""

@@ -24,8 +24,11 @@ from forge.parts.knowledge.failure_sums import FAILURE_SUMS
 _ROWS_AROUND = 40  # rows around the deciding one in which what belongs to it may stand
 _ROWS_A_KEY = 200  # distinct rows that are looked at for one key; a log may repeat it for ever
 _QUOTED_CHARACTERS = 1000  # characters of a quoted line
-# A captured value goes into advice only if it is a plain one: log text is data, never a command.
-_PLAIN_VALUE = re.compile(r"(?!-)[\w.,:/@%+'() -]{1,160}")
+# A captured value goes into advice only if it is a name, a number with its unit, or a list of
+# names: log text is data, and a sentence out of it must not read as ours.
+_PLAIN_VALUE = re.compile(
+    r"(?!-)[\w.:/@%+-]{1,80}(?: [\w.:/@%+-]{1,20}){0,2}|[\w.-]{1,40}(?:, ?[\w.-]{1,40}){1,9}"
+)
 _ARGUMENT_VALUE = re.compile(r"(?!-)[\w.:/@-]{1,120}")
 _TEMPLATE_VALUE = re.compile(r"\{(\w+)(?:\?([^{}]*))?\}")
 
@@ -185,7 +188,7 @@ def _match_in_row(
             line=quoted_line(text, found[0]),
             wording=wording,
             width=found.end() - found.start(),
-            numbers={name: redact(value)[:160] for name, value in values.items()},
+            numbers={n: v for n, v in values.items() if _PLAIN_VALUE.fullmatch(redact(v))},
             cause=_filled_template(signature.cause, values),
             changes=tuple(_filled_in(change, values) for change in signature.changes),
         )
@@ -199,9 +202,12 @@ def _filled_template(
 
     def value(match: re.Match[str]) -> str:
         text = redact(values.get(match[1], "")).strip()
-        return text if plain.fullmatch(text) else (match[2] or f"<{match[1]}>")
+        if plain.fullmatch(text):
+            return text
+        return f"<{match[1]}>" if match[2] is None else match[2]
 
-    return _TEMPLATE_VALUE.sub(value, template)
+    # Where a value is left out, the blank before it goes as well.
+    return re.sub(r" +(?=[:,.)]|$)", "", _TEMPLATE_VALUE.sub(value, template))
 
 
 def _filled_in(change: FailureChange, values: Mapping[str, str]) -> FailureChange:

@@ -1,4 +1,4 @@
-"""What a signature of a failure is, and how one is read from the text that the failures_… modules hold.
+"""What a signature of a failure is, and how one is read from the text in the failures_… modules.
 
 Knows no log and no program.
 """
@@ -33,7 +33,15 @@ FailureChangeKind = Literal["flag", "setting", "package", "place", "grant", "run
 EXPLAINING_LEVELS = ("echo", "symptom", "fault", "root")
 CERTAINTY_ORDER: tuple[FailureCertainty, ...] = ("possible", "likely", "certain")
 _SIGNATURE_FIELDS = ("line", "near", "unless", "also", "cause", "change", "futile", "issue", "sum")
-_FAILURE_CHANGE_KINDS = ("flag", "setting", "package", "place", "grant", "run", "act")
+_FAILURE_CHANGE_KINDS: tuple[FailureChangeKind, ...] = (
+    "flag",
+    "setting",
+    "package",
+    "place",
+    "grant",
+    "run",
+    "act",
+)
 _SHORTEST_KEY = 3  # characters of a literal that are neither digits nor hexadecimal
 
 # Letters and digits of hexadecimal ids are left out of the form under which rows count as alike:
@@ -144,7 +152,7 @@ def _read_signature(
         kind=words[0],
         stage=stage,
         level=EXPLAINING_LEVELS.index(words[1]),
-        certainty=CERTAINTY_ORDER[CERTAINTY_ORDER.index(words[2])],  # type: ignore[arg-type]
+        certainty=CERTAINTY_ORDER[CERTAINTY_ORDER.index(words[2])],
         any_level=words[3:] == ["any level"],
         lines=tuple(fields["line"]),
         near=one("near"),
@@ -168,7 +176,7 @@ def _read_change(kind: str, text: str) -> FailureChange:
     sort, _, rest = text.partition(" ")
     if sort not in _FAILURE_CHANGE_KINDS:
         raise SignatureError(f"{kind}: '{sort}' is no kind of change")
-    which: FailureChangeKind = _FAILURE_CHANGE_KINDS[_FAILURE_CHANGE_KINDS.index(sort)]  # type: ignore[assignment]
+    which: FailureChangeKind = _FAILURE_CHANGE_KINDS[_FAILURE_CHANGE_KINDS.index(sort)]
     if sort == "run":
         return FailureChange(which, rest, argv=tuple(shlex.split(rest)))
     if sort == "act":
@@ -251,7 +259,7 @@ class _LiteralReader:
 
 def _longer_literals(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """Of two choices of literals the one whose shortest is longer."""
-    shortest = [min(len(bare_key(text)) for text in choice) for choice in (one, other)]
+    shortest = [min((len(bare_key(text)), len(text)) for text in c) for c in (one, other)]
     return other if shortest[1] > shortest[0] else one
 
 

@@ -117,7 +117,7 @@ futile a token
 line Consistency check failed: file should be of size (?P<wanted>\d+) but has size (?P<found>\d+)
 line (?:IncompleteRead|ChunkedEncodingError|ContentTooShort|download.{0,40}incomplete)
 line (?:sha256|digest|checksum).{0,40}mismatch
-cause A file did not arrive whole{wanted?}.
+cause A file did not arrive whole (it should have {wanted?more} bytes).
 change act remove the partial file and download again: the cache goes on where it stopped
 futile a larger card
 issue huggingface/huggingface_hub#1498

@@ -5,6 +5,7 @@ Knows no request and no server; subject, machine and engine are those of a bench
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -168,7 +169,7 @@ def differing_probe_facts(now: ProbeReport, then: ProbeReport) -> list[str]:
         ("KV type", then.subject.kv_dtype.value, now.subject.kv_dtype.value),
         ("engine", then.engine.name, now.engine.name),
         ("engine version", then.engine.version, now.engine.version),
-        ("argv", " ".join(then.engine.argv), " ".join(now.engine.argv)),
+        ("argv", _words_of(then), _words_of(now)),
         ("image", then.engine.image_digest, now.engine.image_digest),
         ("server build", then.engine.server, now.engine.server),
         ("hardware", then.hardware.slot, now.hardware.slot),
@@ -176,6 +177,11 @@ def differing_probe_facts(now: ProbeReport, then: ProbeReport) -> list[str]:
     for key in sorted(now.settings.keys() | then.settings.keys()):
         pairs.append((key, then.settings.get(key, "-"), now.settings.get(key, "-")))
     return [f"{what} {str(a)[:80]!r} then {str(b)[:80]!r}" for what, a, b in pairs if a != b]
+
+
+def _words_of(report: ProbeReport) -> str:
+    """The engine's argument list without its port, which says nothing about what it answers."""
+    return re.sub(r"--port[ =]\d+ ?", "", " ".join(report.engine.argv))
 
 
 def _first_difference(one: str, two: str) -> str:

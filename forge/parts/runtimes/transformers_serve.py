@@ -122,7 +122,9 @@ class TransformersServe:
         except ValueError:
             why = done.stderr.strip()[-400:]
             raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
-        remedy = "make install"
+        remedy = (
+            "run `python3 launch.py install` in the rig's folder and start this MCP server anew"
+        )
         found = [
             Need(f"package {name}", bool(version), version or "not installed", remedy)
             for name, version in versions.items()
@@ -277,7 +279,7 @@ def served_environment() -> dict[str, str]:
 
 
 def _text_view(folder: Path, views: Path) -> Path:
-    """`folder`, or for a multimodal release a folder of links to it whose processor is its tokenizer.
+    """`folder`, or for a multimodal release a folder of links whose processor is its tokenizer.
 
     The release's own processor wants Pillow and torchvision, which text does not need, and the
     registry's torchvision does not load beside a CPU build of torch.
@@ -383,8 +385,8 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RigError(
                 "CAPACITY",
-                f"the disk was full before {repository} was there",
-                "free some disk space, or set HF_HOME to a larger disk; it goes on where it stopped",
+                f"the disk was full before all of {repository} came",
+                "free some disk space, or set HF_HOME to a larger disk; it resumes there",
             ) from None
         raise RigError(
             "UNREACHABLE",

@@ -1,11 +1,12 @@
 """A conversation that fills the configured limit to the token, and one that is a token too long.
 
-The prompt is made of one word over and over, its length fitted to what the server counts: a word
-that is always one token makes every length reachable without knowing the tokenizer.
+The prompt is made of words that are one token each, which short prompts prove first: so every
+length can be reached without knowing the tokenizer, and without sending a long prompt twice.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass
 
@@ -16,10 +17,18 @@ from forge.parts.toolsets.probe_asking import (
     ProbeAsker,
     barred,
     made_up_words,
-    quoted,
 )
 
-_FILLER_WORDS = (" the", " a", " and", " x", " .", "!")
+# What fills the prompt, the likeliest to read like language first: one word over and over sends a
+# small model astray. Each set has at most as many words as the longest short prompt.
+_FILLERS = (
+    "the of and to in is was for on that by this with from at are have been other were there can",
+    "the of and to in is a for on that",
+    "the",
+    "a",
+    "x",
+    ".",
+)
 _FIT_POINTS = (8, 16, 32)  # words; three, so that a bend is seen
 _ROOM = 16  # tokens left for the answer of the conversation that just fits
 _MOST_CORRECTIONS = 2
@@ -33,12 +42,12 @@ class LongPrompt:
     """A prompt that grows by one token a word, with a made-up word at its beginning to recall."""
 
     secret: str
-    filler: str
+    fillers: tuple[str, ...]
     fit: TokenFit
 
     def text(self, tokens: int) -> str:
         """The prompt that the server counts as `tokens`."""
-        return _long_text(self.secret, self.filler, self.fit.words_for(tokens))
+        return _long_text(self.secret, self.fillers, self.fit.words_for(tokens))
 
 
 async def probe_context_limit(asker: ProbeAsker, above: bool) -> Judgement:
@@ -61,7 +70,7 @@ async def probe_context_limit(asker: ProbeAsker, above: bool) -> Judgement:
         if abs(counted - wanted) > max(4, wanted // 100):
             break
         fit = prompt.fit.moved_through(prompt.fit.words_for(wanted), counted)
-        prompt = LongPrompt(prompt.secret, prompt.filler, fit)
+        prompt = LongPrompt(prompt.secret, prompt.fillers, fit)
         again = await asker.ask(f"{what}, corrected", prompt.text(wanted), room)
         if not above and again.status != 200:
             break  # what was read before is the finding: less than was sent
@@ -84,7 +93,8 @@ def judged_at_limit(answer: ProbeAnswer, limit: int, wanted: int, secret: str) -
     if counted != wanted:
         return Judgement("silent", f"{wanted} prompt tokens were sent and {counted} were read")
     if not (answer.content or answer.reasoning) or not answer.completion_tokens:
-        return Judgement("fail", f"{counted} tokens were read and nothing was answered")
+        ended = f"{answer.finish_reason or 'no finish reason'}, {answer.completion_tokens} tokens"
+        return Judgement("fail", f"{counted} tokens were read, and no word came back ({ended})")
     recalled = secret in answer.content.casefold()
     word = "its first word was recalled" if recalled else "its first word was not recalled"
     return Judgement("pass", f"{counted} + {answer.completion_tokens} of {limit} tokens; {word}")
@@ -107,21 +117,19 @@ def judged_above_limit(answer: ProbeAnswer, limit: int, wanted: int) -> Judgemen
     return Judgement(
         "silent",
         f"{limit + 1} tokens were taken with a 200: the server keeps another limit than the "
-        f"configured {limit}, or none; said {quoted(answer.content)!r}",
+        f"configured {limit}, or none",
     )
 
 
 async def _fitted_prompt(asker: ProbeAsker, limit: int) -> LongPrompt | Judgement:
     """A prompt whose filler is one token each, tried on short prompts; else why there is none."""
     secret = made_up_words(1)[0]
-    for filler in _FILLER_WORDS:
+    for text in _FILLERS:
+        fillers = tuple(text.split())
         counts: list[tuple[int, int]] = []
         for words in _FIT_POINTS:
-            answer = await asker.ask(
-                f"{words} times {filler!r}, for its length",
-                _long_text(secret, filler, words),
-                1,
-            )
+            short = _long_text(secret, fillers, words)
+            answer = await asker.ask(f"{words} filler words, for their length", short, 1)
             refusal = barred(answer)
             if refusal is not None:
                 return Judgement("untested", f"a short prompt failed: {refusal.detail}")
@@ -133,12 +141,17 @@ async def _fitted_prompt(asker: ProbeAsker, limit: int) -> LongPrompt | Judgemen
             fit = TokenFit.through(counts[0], counts[-1])
             if fit.words_for(limit - _ROOM) < 1:
                 return Judgement("untested", f"a limit of {limit} tokens leaves no room to fill")
-            return LongPrompt(secret, filler, fit)
+            return LongPrompt(secret, fillers, fit)
     return Judgement("untested", "no filler word is one token each on this server")
 
 
-def _long_text(secret: str, filler: str, words: int) -> str:
+def _long_text(secret: str, fillers: tuple[str, ...], words: int) -> str:
+    """The same `secret` and more words: the same text, longer. Each round of words is shuffled."""
+    source = random.Random(secret)
+    filling: list[str] = []
+    while len(filling) < words:
+        filling += source.sample(fillers, len(fillers))
     return (
-        f"The code word is {secret}. What follows means nothing:{filler * words}\n"
+        f"The code word is {secret}. What follows means nothing: {' '.join(filling[:words])}\n"
         "What is the code word? Answer with that word alone."
     )

@@ -88,6 +88,8 @@ async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Conte
 
 def progress_sentence(job: JobRecord) -> str:
     """One line on where an unfinished job is: phase, what it does, time left when known."""
+    if job.finished:
+        return f"{job.state}: {job.message}" if job.message and job.state != "done" else job.state
     left = "" if job.remaining_s is None else f", about {job.remaining_s:.0f} s left"
     return f"{job.phase}: {job.message}{left}"
 

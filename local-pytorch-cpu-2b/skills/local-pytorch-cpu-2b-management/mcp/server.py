@@ -1275,7 +1275,7 @@ def _gemma4_geometry(text: Mapping[str, object], config: Mapping[str, object]) -
     """transformers 5.24, Gemma4TextConfig and Gemma4UnifiedTextConfig."""
     if text.get("use_bidirectional_attention") == "all":
         raise ValueError("use_bidirectional_attention 'all' is not understood")
-    layer_types = _config_layer_types(text, _config_int(text, "num_hidden_layers"))
+    layer_types = _config_layer_types(text, _config_layers(text))
     # transformers forces the last layer to full attention, whatever the file says.
     layer_types = (*layer_types[:-1], FULL_LAYER)
     k_eq_v = _config_flag(text, "attention_k_eq_v")
@@ -1333,9 +1333,9 @@ def _gemma4_full_layers(
         index = int(key) if str(key).isdigit() else -1
         if index not in shapes or not isinstance(override, Mapping):
             raise ValueError(f"per_layer_config[{key!r}] is not understood")
-        for field in override:
-            if field not in ("head_dim", "num_key_value_heads"):
-                raise ValueError(f"per_layer_config[{key!r}] sets {field!r}: not understood")
+        for setting in override:
+            if setting not in ("head_dim", "num_key_value_heads"):
+                raise ValueError(f"per_layer_config[{key!r}] sets {setting!r}: not understood")
         shapes[index] = (
             _config_int(override, "head_dim", head_dim),
             _config_int(override, "num_key_value_heads", kv_heads),
@@ -1385,7 +1385,7 @@ def _plain_geometry(
 
 def _plain_layer_types(text: Mapping[str, object], model_type: str) -> tuple[str, ...]:
     """The types as written, or as transformers would work them out for that family."""
-    layers = _config_int(text, "num_hidden_layers")
+    layers = _config_layers(text)
     if text.get("layer_types") is not None:
         return _config_layer_types(text, layers)
     if model_type.startswith("gemma3"):
@@ -1432,6 +1432,13 @@ def _config_int(text: Mapping[str, object], key: str, default: int | None = None
     if value == 0 and default != 0:
         raise ValueError(f"{key} 0 is not understood")
     return value
+
+
+def _config_layers(text: Mapping[str, object]) -> int:
+    layers = _config_int(text, "num_hidden_layers")
+    if layers > 1000:  # a list is made of them: a damaged config must not cost gigabytes
+        raise ValueError(f"num_hidden_layers {layers} is beyond any real model")
+    return layers
 
 
 def _config_flag(text: Mapping[str, object], key: str) -> bool:
@@ -2528,32 +2535,36 @@ def _listener_name(port: int) -> str:
 
 
 def _control_group_memory(root: Path = Path("/")) -> tuple[int | None, int]:
-    """(limit, used) of this process's control group in bytes; limit None where there is none.
+    """(limit, used) in bytes of the control group with the least room; limit None if there is none.
 
+    A group's limit holds for all groups within it, so those above this process's own count as well.
     Source: the kernel's cgroup-v2 documentation, memory.max and memory.current.
     """
+    top = root / "sys/fs/cgroup"
     try:
         line = (root / "proc/self/cgroup").read_text().splitlines()[-1]
-        group = root / "sys/fs/cgroup" / line.split(":", 2)[2].lstrip("/")
-        limit = (group / "memory.max").read_text().strip()
-        if limit == "max":
-            return None, 0
+        group = top / line.split(":", 2)[2].lstrip("/")
+    except (OSError, IndexError):
+        return None, 0
+    limits = [
+        found
+        for folder in (group, *group.parents)
+        if folder.is_relative_to(top) and (found := _group_limit(folder)) is not None
+    ]
+    return min(limits, key=lambda found: found[0] - found[1], default=(None, 0))
+
+
+def _group_limit(group: Path) -> tuple[int, int] | None:
+    """(limit, used without page cache) of one control group; None where it has no limit."""
+    try:
+        limit = int((group / "memory.max").read_text())
         inactive = 0
         for row in (group / "memory.stat").read_text().splitlines():
             if row.startswith("inactive_file "):
                 inactive = int(row.split()[1])
-        return int(limit), int((group / "memory.current").read_text()) - inactive
+        return limit, int((group / "memory.current").read_text()) - inactive
     except (OSError, IndexError, ValueError):
-        return None, 0
-
-
-async def wait_until_closed(port: int, timeout_s: float) -> bool:
-    """Whether nothing listens on `port` any more, within `timeout_s` seconds."""
-    for _ in range(int(timeout_s / 0.1) + 1):
-        if not _listener_pids(port):
-            return True
-        await asyncio.sleep(0.1)
-    return False
+        return None
 
 
 # ── runtimes / runtime ────────────────────────────────────────────────────────────────────────────
@@ -2592,7 +2603,11 @@ class ServedModel:
 
 
 class Runtime(Protocol):
-    """The verbs of a runtime."""
+    """The verbs of a runtime.
+
+    `phases` are its own names for the four steps of a start, in this order: environment, weights,
+    load, first token.
+    """
 
     vocabulary: Mapping[str, str]
     phases: Sequence[str]
@@ -2628,6 +2643,11 @@ _EMBEDDED_DISK = 800_000_000  # bytes: the wheel, the GGUF file and the bf16 fol
 # What Python, torch and a forward pass hold besides weights and KV cache: 0.8 GB, fitted on a peak
 # RSS of 5.71 GB for E2B in bf16 (facts of the predecessor's local rig, 2026-09-04).
 _RUNTIME_OVERHEAD = 800_000_000
+_PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
 _ELEMENT_BYTES_OF = {"bfloat16": 2, "float32": 4}
 _ENVIRONMENT_PASSED = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR PYTHONPATH LD_LIBRARY_PATH VIRTUAL_ENV USER LOGNAME "
@@ -2697,7 +2717,9 @@ class TransformersServe:
         except ValueError:
             why = done.stderr.strip()[-400:]
             raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
-        remedy = "make install"
+        remedy = (
+            "run `python3 launch.py install` in the rig's folder and start this MCP server anew"
+        )
         found = [
             Need(f"package {name}", bool(version), version or "not installed", remedy)
             for name, version in versions.items()
@@ -2751,8 +2773,9 @@ class TransformersServe:
     def launch(self, model: ServedModel) -> Launch:
         """The argument list of the model server. It listens on loopback and never goes online."""
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+        folder = str(_text_view(model.folder, self._cache / "views"))
         argv = [
-            *(sys.executable, "-m", "transformers.cli.transformers", "serve", str(model.folder)),
+            *(sys.executable, "-m", "transformers.cli.transformers", "serve", folder),
             *("--host", "127.0.0.1", "--port", str(self._port())),
             *("--device", "cpu", "--dtype", self._settings.dtype),
         ]
@@ -2761,7 +2784,7 @@ class TransformersServe:
             environment=served_environment() | offline | {"PYTHONUNBUFFERED": "1"},
             port=self._port(),
             model=model.name,
-            served_name=str(model.folder),
+            served_name=folder,
         )
 
     def loading_step(self, log: str) -> str:
@@ -2850,6 +2873,27 @@ def served_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _ENVIRONMENT_PASSED if name in os.environ}
 
 
+def _text_view(folder: Path, views: Path) -> Path:
+    """`folder`, or for a multimodal release a folder of links whose processor is its tokenizer.
+
+    The release's own processor wants Pillow and torchvision, which text does not need, and the
+    registry's torchvision does not load beside a CPU build of torch.
+    """
+    if "text_config" not in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        return folder
+    view = views / f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    shutil.rmtree(view, ignore_errors=True)
+    private_folder(view)
+    for path in folder.iterdir():
+        if path.name not in ("tokenizer_config.json", *_PROCESSOR_FILES):
+            (view / path.name).symlink_to(path.resolve())
+    own = folder / "tokenizer_config.json"
+    settings = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+    settings["processor_class"] = settings.get("tokenizer_class", "PreTrainedTokenizerFast")
+    write_json(view / own.name, settings)
+    return view
+
+
 def _conversation_bytes(checkpoint: Checkpoint, context: int, element_bytes: int) -> int:
     """KV cache of one conversation in bytes; 0 where the geometry is not understood."""
     if checkpoint.geometry is None:
@@ -2933,6 +2977,12 @@ def download_snapshot(repository: str, room: Room, report: PhaseReport) -> Path:
             "NOT_FOUND", f"the Hub has no {repository}, or it is private", "check MODEL_NAME"
         ) from None
     except (httpx2.HTTPError, HfHubHTTPError, OSError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise RigError(
+                "CAPACITY",
+                f"the disk was full before all of {repository} came",
+                "free some disk space, or set HF_HOME to a larger disk; it resumes there",
+            ) from None
         raise RigError(
             "UNREACHABLE",
             f"the Hub could not be read: {type(error).__name__}",
@@ -3022,12 +3072,12 @@ class Toolset:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, member in vars(cls).items():
-            marked_above = any(
-                hasattr(vars(base).get(name), _TOOL_MARK) for base in cls.__mro__[1:]
-            )
-            if marked_above and not hasattr(member, _TOOL_MARK):
-                raise TypeError(f"{cls.__name__}.{name} hides a tool: mark it with @rig_tool again")
+        served: dict[str, Any] = {}
+        for base in cls.__mro__:
+            for name, member in vars(base).items():
+                first = served.setdefault(name, member)
+                if hasattr(member, _TOOL_MARK) and not hasattr(first, _TOOL_MARK):
+                    raise TypeError(f"{cls.__name__}.{name} hides a tool: mark it again")
 
     def tool_methods(self) -> list[ToolMethod]:
         """The tools of this toolset, in the order of their definition."""
@@ -3201,7 +3251,7 @@ def refuse_missing(needs: Sequence[Need]) -> None:
     if missing:
         listed = "; ".join(f"{need.name}: {need.detail}" for need in missing)
         remedies = " and ".join(dict.fromkeys(need.remedy for need in missing if need.remedy))
-        raise RigError("NOT_FOUND", f"this computer lacks something: {listed}", remedies)
+        raise RigError("NOT_FOUND", f"something is missing here: {listed}", remedies)
 
 
 def memory_verdict(model: ServedModel, room: Room) -> tuple[bool, str]:
@@ -3237,26 +3287,28 @@ class Startup:
     async def run(self, progress: JobProgress) -> dict[str, Any]:
         """Bring the model up to its first token. On any failure nothing is left running."""
         context, name = self._context, str(progress.record.arguments["model"])
+        environment, weights, load, first_token = context.runtime.phases
         clock = _StartClock(progress, context.runtime.phases, self.history.typical(name))
         serve_id = progress.record.id
         instance: Instance | None = None
         try:
-            clock.enter("environment", "checking packages")
+            clock.enter(environment, "checking packages")
             refuse_missing(await context.runtime.needs())
-            clock.enter("weights", "looking for the weights")
+            clock.enter(weights, "looking for the weights")
             model = await self._weights(name, clock)
-            clock.enter("load", f"starting {context.vocabulary['engine']}")
+            clock.enter(load, f"starting {context.vocabulary['engine']}")
             launch = context.runtime.launch(model)
             instance = await context.plane.start(launch, serve_id, progress.record.id)
             address = await self._until_it_listens(instance, clock)
-            clock.enter("first token", "asking for the first token")
+            clock.enter(first_token, "asking for the first token")
             await self._first_token(instance, address, clock)
             instance = await context.plane.mark_ready(instance)
         except BaseException as error:
             await asyncio.shield(self._undo(serve_id, instance, error))
             raise
         seconds = clock.finish()
-        self.history.add(name, seconds)
+        with suppress(OSError, RigError):  # a full disk must not turn a served model into a failure
+            self.history.add(name, seconds)
         return {"endpoint": address, "model": name, "seconds": seconds}
 
     async def _weights(self, name: str, clock: _StartClock) -> ServedModel:
@@ -3391,7 +3443,7 @@ async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Conte
         sentence = progress_sentence(job)
         if sentence != told or job.percent > sent:
             # The protocol wants every notification to be higher than the one before.
-            told, sent = sentence, max(job.percent, sent + 0.01)
+            told, sent = sentence, min(100.0, max(job.percent, sent + 0.01))
             await ctx.report_progress(sent, 100, sentence)
         if job.finished or time.monotonic() >= deadline:
             return job
@@ -3400,6 +3452,8 @@ async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Conte
 
 def progress_sentence(job: JobRecord) -> str:
     """One line on where an unfinished job is: phase, what it does, time left when known."""
+    if job.finished:
+        return f"{job.state}: {job.message}" if job.message and job.state != "done" else job.state
     left = "" if job.remaining_s is None else f", about {job.remaining_s:.0f} s left"
     return f"{job.phase}: {job.message}{left}"
 
@@ -3499,6 +3553,11 @@ class ServingToolset(Toolset):
             model=instance.served_name,
         )
 
+    def _machine(self, instance: Instance) -> str:
+        """The place's own word for what serves `instance`, with its number where it has one."""
+        number = "" if instance.pid is None else f" {instance.pid}"
+        return f"{self.context.vocabulary['machine']}{number}"
+
     def _setting(self, name: str) -> Any:
         return getattr(self.context.settings, name)
 
@@ -3521,7 +3580,7 @@ class ServingToolset(Toolset):
             raise RigError(
                 "EXISTS",
                 f"a model server for {finding.instance.model} runs already "
-                f"(process {finding.instance.pid}, {finding.instance.state})",
+                f"({self._machine(finding.instance)}, {finding.instance.state})",
                 "stop_model() first",
             )
         await self._refuse_early(name)
@@ -3579,7 +3638,7 @@ class ServingToolset(Toolset):
 
     def _half_started(self, instance: Instance) -> ServeOutcome:
         return ServeOutcome(
-            summary=f"A model server (process {instance.pid}) was left half-started: whoever "
+            summary=f"A model server ({self._machine(instance)}) was left half-started: whoever "
             "started it was killed before its first token.",
             next_step="stop_model(), then serve_model()",
             state="failed",
@@ -3613,7 +3672,7 @@ class ServingToolset(Toolset):
         if job is not None:
             what.append(f"the start {job.id} was cancelled")
         if finding.instance is not None:
-            what.append(f"process {finding.instance.pid} ({finding.instance.model}) was ended")
+            what.append(f"{self._machine(finding.instance)} ({finding.instance.model}) was ended")
         done = " and ".join(what) or "nothing was running"
         return ServeOutcome(
             summary=f"{done[0].upper()}{done[1:]}; no model server of this rig is left.",
@@ -3673,7 +3732,7 @@ class ServingToolset(Toolset):
         except RigError as error:
             return f"{free}; {error.what}"
         if model is None:
-            return f"{free}; the weights of {name} are not on this computer yet"
+            return f"{free}; the weights of {name} are not there yet"
         return f"{free}; {name} {memory_verdict(model, room)[1]}"
 
 
@@ -3709,8 +3768,10 @@ _HEALTH_QUESTION = "What is the capital of France? Answer with the name of the c
 _HEALTH_ANSWER = re.compile(r"\bparis\b", re.I)
 _HEALTH_TOKENS = 24
 
-Prompt = Annotated[str, Field(description="What to ask, 1 to 100,000 characters.")]
-SystemPrompt = Annotated[str, Field(description="A system prompt; empty for none.")]
+Prompt = Annotated[str, Field(max_length=_PROMPT_LIMIT, description="What to ask.")]
+SystemPrompt = Annotated[
+    str, Field(max_length=_PROMPT_LIMIT, description="A system prompt; empty for none.")
+]
 MaxTokens = Annotated[int, Field(ge=1, le=8192, description="Most tokens to generate.")]
 Temperature = Annotated[float, Field(ge=0, le=2, description="0 is greedy.")]
 
@@ -4056,9 +4117,7 @@ class GuardedTool(Tool):
         """Run the tool. Every failure is a ToolError whose first word is its class."""
         try:
             refused = self.effect != "reads" and self.read_only_rig()
-        except (
-            RigError
-        ) as error:  # whether it may change anything cannot be known: tpu.env is at fault
+        except RigError as error:
             raise ToolError(clean(str(error), 8000)) from None
         if refused:
             raise ToolError(
@@ -4228,7 +4287,11 @@ class AssembledRig:
                 "free some disk space or make it writable (XDG_STATE_HOME), then restart this "
                 "server",
             )
-        return self.context.settings.rig_read_only
+        try:
+            return self.context.settings.rig_read_only
+        except RigError:
+            # tpu.env is at fault. What needs a value of it says so itself; stopping needs none.
+            return os.environ.get("RIG_READ_ONLY", "").lower() not in ("", "0", "false", "no")
 
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""
@@ -4346,9 +4409,13 @@ def write_documents(rig: AssembledRig) -> list[str]:
 def pack_skill(rig: AssembledRig) -> Path:
     """The skill folder as dist/<slug>-management.zip, for a client that takes an upload."""
     name = f"{slug_of(rig.rig.name)}-management"
-    target = rig.folder / "dist" / name
+    target = rig.folder / "dist" / f"{name}.zip"
     target.parent.mkdir(exist_ok=True)
-    return Path(shutil.make_archive(str(target), "zip", rig.folder / "skills", name))
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((rig.folder / "skills" / name).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, path.relative_to(rig.folder / "skills"))
+    return target
 
 
 def _tool_list(rig: AssembledRig) -> str:
