@@ -89,10 +89,10 @@ def skill_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedRig:
-    """A directory that the seeds name: `kind` is serving or artifact, `weights` what it serves.
+class KnownRig:
+    """A directory that the originals name: `kind` is serving or artifact, `weights` what it serves.
 
-    weights is a repository id or Ollama tag; the seeds give some only as a size, then it is "".
+    weights is a repository id or Ollama tag; the originals give some only as a size, then it is "".
     """
 
     name: str
@@ -101,45 +101,45 @@ class SeedRig:
 
 
 _E2B = "google/gemma-4-E2B-it"
-SEED_RIGS: tuple[SeedRig, ...] = (
-    SeedRig("tpu-vllm-v5e1-2b", "serving", _E2B),
-    SeedRig("tpu-vllm-v5e1-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-unquantized"),
-    SeedRig("tpu-vllm-v5e1-2b-w4a16", "serving", f"{_E2B}-qat-w4a16-ct"),
-    SeedRig("tpu-vllm-v6e1-2b", "serving", _E2B),
-    SeedRig("tpu-jax-v5e1-2b", "serving", f"{_E2B}-qat-w4a16-ct"),
-    SeedRig("tpu-jax-v6e1-2b", "serving", f"{_E2B}-qat-q4_0-unquantized"),
-    SeedRig("gce-jaxrust-v6e1-2b", "serving", _E2B),
-    SeedRig("tpu-pytorch-v5e1-12b", "serving", "google/gemma-4-12B-it-qat-w4a16-ct"),
-    SeedRig("tpu-pytorch-v5e1-2b", "serving"),
-    SeedRig("tpu-pytorch-v6e1-2b", "serving"),
-    SeedRig("tpu-pytorch-inf2-2b", "serving"),
-    SeedRig("tpu-jax-inf2-2b", "serving", _E2B),
-    SeedRig("gpu-jax-g4dn-2b", "serving", _E2B),
-    SeedRig("gpu-jax-g6-2b", "serving", _E2B),
-    SeedRig("gpu-vllm-g6-2b", "serving", _E2B),
-    SeedRig("gpu-vllm-g4dn-2b", "serving", _E2B),
-    SeedRig("gpu-vllm-t4-2b", "serving", _E2B),
-    SeedRig("gpu-pytorch-g5g-2b", "serving", _E2B),
-    SeedRig("gpu-pytorch-g4dn-2b", "serving", _E2B),
-    SeedRig("gpu-llamacpp-g5g-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
-    SeedRig("gpu-ollama-g5g-2b-q4_0", "serving", "gemma4:e2b-it-qat"),
-    SeedRig("gpu-vllm-mi300x-2b", "serving", _E2B),
-    SeedRig("local-llamacpp-1650ti-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
-    SeedRig("local-ollama-1650ti-2b-q4_0", "serving", "gemma4:e2b-it-qat"),
-    SeedRig("local-llamacpp-cpu-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
-    SeedRig("local-jax-cpu-2b", "serving", _E2B),
-    SeedRig("local-pytorch-cpu-2b", "serving", _E2B),
-    SeedRig("local-vllm-cpu-2b", "serving", _E2B),
-    SeedRig("tpu-jax-v6e1-12b-w4a16", "artifact", "google/gemma-4-12B-it-qat-w4a16-ct"),
-    SeedRig("tpu-jax-v6e1-26b-q4_0", "artifact", "google/gemma-4-26B-A4B-it-qat-q4_0-unquantized"),
-    SeedRig("tpu-jax-v6e1-31b-w4a16", "artifact", "google/gemma-4-31B-it-qat-w4a16-ct"),
-    SeedRig("gpu-vllm-l4-2b-w4a16", "artifact", f"{_E2B}-qat-w4a16-ct"),
-    SeedRig("gpu-vllm-l4-4b-w4a16", "artifact", "google/gemma-4-E4B-it-qat-w4a16-ct"),
-    SeedRig("gpu-vllm-l4-12b-w4a16", "artifact", "google/gemma-4-12B-it-qat-w4a16-ct"),
-    SeedRig("gpu-vllm-l4-26b-w4a16", "artifact", "google/gemma-4-26B-A4B-it-qat-w4a16-ct"),
-    SeedRig("gpu-vllm-l4-31b-w4a16", "artifact", "google/gemma-4-31B-it-qat-w4a16-ct"),
-    SeedRig("gpu-jax-g5g-2b", "artifact", _E2B),
-    SeedRig("gpu-jaxrust-g5g-2b", "artifact", _E2B),
+KNOWN_RIGS: tuple[KnownRig, ...] = (
+    KnownRig("tpu-vllm-v5e1-2b", "serving", _E2B),
+    KnownRig("tpu-vllm-v5e1-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-unquantized"),
+    KnownRig("tpu-vllm-v5e1-2b-w4a16", "serving", f"{_E2B}-qat-w4a16-ct"),
+    KnownRig("tpu-vllm-v6e1-2b", "serving", _E2B),
+    KnownRig("tpu-jax-v5e1-2b", "serving", f"{_E2B}-qat-w4a16-ct"),
+    KnownRig("tpu-jax-v6e1-2b", "serving", f"{_E2B}-qat-q4_0-unquantized"),
+    KnownRig("gce-jaxrust-v6e1-2b", "serving", _E2B),
+    KnownRig("tpu-pytorch-v5e1-12b", "serving", "google/gemma-4-12B-it-qat-w4a16-ct"),
+    KnownRig("tpu-pytorch-v5e1-2b", "serving"),
+    KnownRig("tpu-pytorch-v6e1-2b", "serving"),
+    KnownRig("tpu-pytorch-inf2-2b", "serving"),
+    KnownRig("tpu-jax-inf2-2b", "serving", _E2B),
+    KnownRig("gpu-jax-g4dn-2b", "serving", _E2B),
+    KnownRig("gpu-jax-g6-2b", "serving", _E2B),
+    KnownRig("gpu-vllm-g6-2b", "serving", _E2B),
+    KnownRig("gpu-vllm-g4dn-2b", "serving", _E2B),
+    KnownRig("gpu-vllm-t4-2b", "serving", _E2B),
+    KnownRig("gpu-pytorch-g5g-2b", "serving", _E2B),
+    KnownRig("gpu-pytorch-g4dn-2b", "serving", _E2B),
+    KnownRig("gpu-llamacpp-g5g-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
+    KnownRig("gpu-ollama-g5g-2b-q4_0", "serving", "gemma4:e2b-it-qat"),
+    KnownRig("gpu-vllm-mi300x-2b", "serving", _E2B),
+    KnownRig("local-llamacpp-1650ti-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
+    KnownRig("local-ollama-1650ti-2b-q4_0", "serving", "gemma4:e2b-it-qat"),
+    KnownRig("local-llamacpp-cpu-2b-q4_0", "serving", f"{_E2B}-qat-q4_0-gguf"),
+    KnownRig("local-jax-cpu-2b", "serving", _E2B),
+    KnownRig("local-pytorch-cpu-2b", "serving", _E2B),
+    KnownRig("local-vllm-cpu-2b", "serving", _E2B),
+    KnownRig("tpu-jax-v6e1-12b-w4a16", "artifact", "google/gemma-4-12B-it-qat-w4a16-ct"),
+    KnownRig("tpu-jax-v6e1-26b-q4_0", "artifact", "google/gemma-4-26B-A4B-it-qat-q4_0-unquantized"),
+    KnownRig("tpu-jax-v6e1-31b-w4a16", "artifact", "google/gemma-4-31B-it-qat-w4a16-ct"),
+    KnownRig("gpu-vllm-l4-2b-w4a16", "artifact", f"{_E2B}-qat-w4a16-ct"),
+    KnownRig("gpu-vllm-l4-4b-w4a16", "artifact", "google/gemma-4-E4B-it-qat-w4a16-ct"),
+    KnownRig("gpu-vllm-l4-12b-w4a16", "artifact", "google/gemma-4-12B-it-qat-w4a16-ct"),
+    KnownRig("gpu-vllm-l4-26b-w4a16", "artifact", "google/gemma-4-26B-A4B-it-qat-w4a16-ct"),
+    KnownRig("gpu-vllm-l4-31b-w4a16", "artifact", "google/gemma-4-31B-it-qat-w4a16-ct"),
+    KnownRig("gpu-jax-g5g-2b", "artifact", _E2B),
+    KnownRig("gpu-jaxrust-g5g-2b", "artifact", _E2B),
 )
 
 # Names that say nothing of their weights' encoding although it is not the reference release.
@@ -157,12 +157,12 @@ class ToolName:
     """A tool of some rig. `<family>` in a name stands for each of EC2_FAMILIES.
 
     belongs: the plane or runtime whose rigs have it, or "every rig".
-    seed_name: how the seeds call it where ours differs; empty where it is theirs or new.
+    earlier_name: how the originals call it where ours differs; empty where it is theirs or new.
     """
 
     name: str
     belongs: str
-    seed_name: str = ""
+    earlier_name: str = ""
 
 
 TOOLS: tuple[ToolName, ...] = (

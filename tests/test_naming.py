@@ -13,7 +13,7 @@ from forge.naming import (
     MODEL_SLOTS,
     PLATFORM_SLOTS,
     RUNTIME_SLOTS,
-    SEED_RIGS,
+    KNOWN_RIGS,
     SILENT_ENCODINGS,
     TOOLS,
     RigName,
@@ -62,7 +62,7 @@ def column(header: str) -> list[str]:
 
 class TestGrammar(unittest.TestCase):
     def test_names_come_apart_and_together(self) -> None:
-        for rig in SEED_RIGS:
+        for rig in KNOWN_RIGS:
             self.assertEqual(str(parse_rig_name(rig.name)), rig.name)
         self.assertEqual(
             parse_rig_name("local-llamacpp-1650ti-2b-q4_0"),
@@ -94,26 +94,26 @@ class TestGrammar(unittest.TestCase):
         # Gemini CLI: letters, numbers, dashes. Agent Skills and claude plugin validate: kebab case,
         # and a skill's name has at most 64 characters.
         kebab = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-        slugs = [slug(rig.name) for rig in SEED_RIGS]
+        slugs = [slug(rig.name) for rig in KNOWN_RIGS]
         self.assertEqual(len(set(slugs)), len(slugs))
-        for rig in SEED_RIGS:
+        for rig in KNOWN_RIGS:
             self.assertRegex(slug(rig.name), rf"^{kebab.pattern}$")
             self.assertRegex(skill_name(rig.name), rf"^{kebab.pattern}-management$")
             self.assertLessEqual(len(skill_name(rig.name)), 64)
-        changed = {rig.name for rig in SEED_RIGS if slug(rig.name) != rig.name}
-        self.assertEqual(changed, {rig.name for rig in SEED_RIGS if "_" in rig.name})
+        changed = {rig.name for rig in KNOWN_RIGS if slug(rig.name) != rig.name}
+        self.assertEqual(changed, {rig.name for rig in KNOWN_RIGS if "_" in rig.name})
         with self.assertRaises(ValueError):
             slug("my-own-server")
 
 
-class TestSeedRigs(unittest.TestCase):
+class TestKnownRigs(unittest.TestCase):
     def test_how_many_there_are(self) -> None:
-        kinds = [rig.kind for rig in SEED_RIGS]
+        kinds = [rig.kind for rig in KNOWN_RIGS]
         self.assertEqual((kinds.count("serving"), kinds.count("artifact")), (28, 10))
-        self.assertEqual(len({rig.name for rig in SEED_RIGS}), 38)
+        self.assertEqual(len({rig.name for rig in KNOWN_RIGS}), 38)
 
     def test_weights_fit_the_model_and_encoding_slots(self) -> None:
-        for rig in SEED_RIGS:
+        for rig in KNOWN_RIGS:
             if not rig.weights:
                 continue
             name = parse_rig_name(rig.name)
@@ -148,7 +148,7 @@ class TestNamingText(unittest.TestCase):
     def test_rig_tables_are_the_data(self) -> None:
         for header, kind in (("Serving rig", "serving"), ("Artifact rig", "artifact")):
             rows = [(name, weights) for name, weights, _ in table(header)]
-            expected = [(rig.name, rig.weights or "-") for rig in SEED_RIGS if rig.kind == kind]
+            expected = [(rig.name, rig.weights or "-") for rig in KNOWN_RIGS if rig.kind == kind]
             self.assertEqual(rows, expected)
 
     def test_published_names_in_the_text_follow_the_rules(self) -> None:
@@ -160,13 +160,13 @@ class TestNamingText(unittest.TestCase):
             self.assertEqual(example, derived)
 
     def test_the_tool_table_is_the_data(self) -> None:
-        rows = [(name, belongs, seed) for name, belongs, _, seed in table("Tool")]
-        self.assertEqual(rows, [(tool.name, tool.belongs, tool.seed_name) for tool in TOOLS])
+        rows = [(name, belongs, earlier) for name, belongs, _, earlier in table("Tool")]
+        self.assertEqual(rows, [(tool.name, tool.belongs, tool.earlier_name) for tool in TOOLS])
         for name, _, does, _ in table("Tool"):
             self.assertGreater(len(does), 15, name)
 
     def test_every_rig_named_in_the_text_exists(self) -> None:
-        known = {rig.name for rig in SEED_RIGS} | {"gpu-vllm-g5g-2b"}
+        known = {rig.name for rig in KNOWN_RIGS} | {"gpu-vllm-g5g-2b"}
         pattern = rf"`((?:{'|'.join(PLATFORM_SLOTS)})-[a-z0-9]+-[a-z0-9]+-[a-z0-9]+[-_a-z0-9]*)`"
         for name in re.findall(pattern, NAMING):
             if not name.endswith(("-q4-0", "-management")):
@@ -183,19 +183,19 @@ class TestTools(unittest.TestCase):
 
     def test_the_longest_key_leaves_room_for_the_longest_tool(self) -> None:
         # Claude Code in project scope: mcp__<server>__<tool>; several APIs stop at 64.
-        longest = max(len(slug(rig.name)) for rig in SEED_RIGS)
+        longest = max(len(slug(rig.name)) for rig in KNOWN_RIGS)
         self.assertLessEqual(len("mcp__") + longest + len("__") + MAX_TOOL_NAME, 64)
 
     def test_every_tool_of_the_articles_is_kept_or_has_a_shorter_name(self) -> None:
-        theirs = {tool.seed_name: tool.name for tool in TOOLS if tool.seed_name}
+        theirs = {tool.earlier_name: tool.name for tool in TOOLS if tool.earlier_name}
         for name in ARTICLE_TOOLS:
             self.assertTrue(name in tool_names() or name in theirs, name)
 
     def test_a_name_is_changed_only_where_it_is_too_long(self) -> None:
         for tool in TOOLS:
-            if tool.seed_name:
-                self.assertGreater(len(tool.seed_name), MAX_TOOL_NAME)
-                self.assertNotIn(tool.seed_name, tool_names())
+            if tool.earlier_name:
+                self.assertGreater(len(tool.earlier_name), MAX_TOOL_NAME)
+                self.assertNotIn(tool.earlier_name, tool_names())
 
     def test_families_are_hardware_slots_and_filled_in(self) -> None:
         self.assertLessEqual(set(EC2_FAMILIES), set(HARDWARE_SLOTS))

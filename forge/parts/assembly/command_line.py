@@ -148,7 +148,10 @@ async def _preflight(rig: AssembledRig) -> int:
         rows.append((False, "settings", error.what, error.next_step))
         name = ""
     for need in await context.runtime.needs():
-        rows.append((need.present, need.name, need.detail, need.remedy))
+        detail = (
+            f"{need.detail} (needed only for {need.only_for})" if need.only_for else need.detail
+        )
+        rows.append((need.present or bool(need.only_for), need.name, detail, need.remedy))
     room = await context.plane.room(context.paths.cache)
     rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))
     if name:

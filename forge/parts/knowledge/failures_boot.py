@@ -14,6 +14,7 @@ line unsatisfied condition: cuda>=(?P<needed>[\d.]+)
 line (?:forward compatibility was attempted on non supported HW|system has unsupported display
   driver)
 line This (?:program|build) .{0,60}requires (?:a )?driver (?:version )?(?P<needed>[\d.]+)
+line PTX was compiled with an unsupported toolchain
 cause The GPU driver (CUDA {found?version in the message}) is older than what the engine was built
   for.
 change package NVIDIA driver: as it is -> 580 or newer for CUDA 13 (525 or newer for CUDA 12)
@@ -52,6 +53,8 @@ line No CUDA GPUs are available|no CUDA-capable device is detected
 line No visible GPU devices|RuntimeError: No GPU found
 line Torch not compiled with CUDA enabled
 line No HIP GPUs are available|no ROCm-capable device is detected
+line Cannot access accelerator device when none is available
+line torch\.cuda\.is_available\(\) (?:is|returned) False
 cause The engine found no accelerator: none in the container, the wrong image for this hardware, or
   a machine without one.
 change flag --gpus: missing -> all (docker run; --device /dev/kfd --device /dev/dri on ROCm)
@@ -93,6 +96,7 @@ line (?:FlashAttention|Flash Attention V?2?).{0,60}(?:only supports|not supporte
   |requires).{0,60}(?:Ampere|capability|GPU)
 line with CUDA capability (?P<sm>\d \d) is not supported for Flash
 line (?:requires|minimum) (?:compute )?capability (?:of )?(?:at least )?(?P<needed>\d+\.?\d*)
+line No available kernel\. Aborting
 unless no kernel image is available
 cause The card's compute capability ({sm?below 8.0}) is too low for this kernel.
 change flag --attention-backend: as it is -> TRITON_ATTN (or another runtime, such as llama.cpp)
@@ -123,10 +127,21 @@ change setting JAX_PLATFORMS: as it is -> cpu, for tests that need no chip
 futile reinstalling libtpu
 issue jax-ml/jax#10192, #13260
 
+== tpu_topology_mismatch | root | certain
+line Expected (?P<wanted>\d+) worker addresses, got (?P<found>\d+)
+line (?:TPU_CHIPS_PER_HOST_BOUNDS|TPU_HOST_BOUNDS|TPU topology).{0,80}(?:mismatch|invalid|does not
+  match)
+cause The TPU's environment describes another slice than this machine is: {wanted?more} workers are
+  expected and {found?others} named.
+change setting TPU_WORKER_HOSTNAMES: as it is -> one name for each worker (localhost for one host)
+change setting TPU_ACCELERATOR_TYPE: as it is -> the machine's own, such as v6e-1
+futile memory flags, another image
+
 == tpu_not_found | root | certain
 line No jellyfish device found|Failed to get global TPU topology
 line No TPU (?:devices?|platform|hardware) (?:found|available|detected)
 line TPU initialization failed
+line Failed to open libtpu
 unless already in use|lockfile|busy
 cause libtpu finds no TPU on this machine (no chip, chip not given to the container, or no TPU
   environment).
@@ -156,6 +171,7 @@ futile memory flags
 line No neuron device available|cannot determine the number of available NeuronCores
 line Neuron runtime cannot be initialized|NRT_INIT|nrt_init.{0,40}(?:failed|error)
 line NeuronCores?.{0,60}(?:already in use|not available|in use by)
+line Neuron Cores?\(s\) not available
 cause No NeuronCore is free: cores belong to one process at a time and a leftover process owns them,
   or the driver is not loaded.
 change run neuron-ls
@@ -163,6 +179,21 @@ change act stop the leftover process that it names; load the driver (modprobe ne
   shown
 futile smaller models: no core was opened
 issue aws-neuron/aws-neuron-samples#44
+
+== cudnn_failed | root | likely
+line CUDNN_STATUS_(?:NOT_INITIALIZED|INTERNAL_ERROR|VERSION_MISMATCH)
+line DNN library initialization failed
+cause cuDNN could not be initialised: no memory is left on the card for it, or its version is not
+  the one that the engine was built with.
+change setting XLA_PYTHON_CLIENT_MEM_FRACTION: 0.75 -> 0.60 (--gpu-memory-utilization lower in vLLM)
+change package nvidia-cudnn: as it is -> the version that torch or jaxlib pins
+futile another model
+
+== cuda_forked | root | certain
+line Cannot re-initialize CUDA in forked subprocess
+cause A worker was forked after CUDA had been used in its parent.
+change setting VLLM_WORKER_MULTIPROC_METHOD: fork -> spawn
+futile memory flags, another driver
 
 == library_missing | root | likely
 line (?P<library>lib(?!nvidia-ml|tpu|cuda\.so)[\w+-]+\.so[\d.]*): cannot open shared object file
@@ -201,6 +232,15 @@ line features are not compatible for creating instance
 cause This machine type does not take the disk type {type?asked for} (ct6e wants Hyperdisk).
 change flag --boot-disk-type: {type?as it is} -> hyperdisk-balanced
 futile other zones
+
+== container_command_missing | root | certain
+line exec: "?(?P<command>[\w./-]+)"?: (?:executable file not found in|stat .{0,80}no such file)
+line unable to start container process
+cause The image has no command {command?of that name}: another image than meant, or an entry point
+  that the arguments replace.
+change setting container command: {command?as it is} -> what the image's entry point expects
+  (arguments only, for vllm/vllm-openai)
+futile restarting Docker, a larger disk
 
 == docker_not_running | root | certain
 line Cannot connect to the Docker daemon|Is the docker daemon running

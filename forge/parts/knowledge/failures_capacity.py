@@ -38,6 +38,8 @@ issue hashicorp/terraform-provider-google#21243; dstackai/dstack#1397
 
 == tpu_reserved_capacity | root | likely
 line Insufficient reserved capacity|reserved capacity.{0,40}(?:insufficient|not enough|exhausted)
+line \breservations?\b.{0,160}(?:not found|is not in zone|does not exist)
+line Reservation not found
 cause The request asked for reserved capacity, and there is no reservation (or it is used up).
 change flag --reserved: on -> off (use --spot or flex-start where there is no reservation)
 change act name the reservation of this project and zone, if there is one
@@ -47,6 +49,7 @@ issue skypilot-org/skypilot#4579
 == qr_failed_or_suspended | fault | likely
 line (?:queued[ -]resource|QueuedResource).{0,80}(?:state|STATE)\W{1,3}(?:FAILED|SUSPENDED
   |SUSPENDING)
+line \b(?:SUSPENDED|FAILED)\b.{0,80}queued[ -]resource
 cause The queued resource ended without a machine, and holds its quota until it is deleted.
 change act delete the dead queued resource (--force), then ask again: a decision for a person
 futile waiting: a failed or suspended request is never granted
@@ -62,7 +65,7 @@ futile a quota increase
 == spot_preempted | root | certain
 line compute\.instances\.preempted|Instance was preempted
 line (?:instance|node|VM|TPU).{0,40}(?:has been|was|is being) preempted
-line Server\.SpotInstanceTermination|Spot Instance (?:interruption|termination) notice
+line Server\.SpotInstanceTermination|Spot (?:Instance )?(?:interruption|termination) notice
 line (?:state|status)\W{1,4}PREEMPTED\b
 cause The provider took the spot machine back while it was running.
 change act ask for the machine again, in another zone if need be; what was measured is void
@@ -142,7 +145,7 @@ futile waiting for capacity
 QUOTA_SIGNATURES = r"""
 == tpu_quota_held | root | certain
 line Quota '?(?P<quota>TPU\w+)'? (?:exhausted|exceeded)
-line Quota limit '(?P<quota>TPU\w+)' has been exceeded
+line Quota limit '?(?P<quota>TPU\w+)'? has been exceeded
 near (?:queued-resources|STATE|state).{0,400}\b(?:SUSPENDED|FAILED)\b|\b(?:SUSPENDED|FAILED)\s*$
 cause Dead queued resources (SUSPENDED or FAILED) still hold the quota {quota?}. They stay in the
   queue until somebody deletes them.
@@ -161,9 +164,9 @@ futile other zones or regions: this limit is for all of them
 issue fastai/course-v3#165
 
 == gce_regional_quota | root | certain
-line Quota '(?P<quota>[\w-]+)' (?:exceeded|exhausted)\.?\s*(?:Limit:? (?P<limit>[\d.]+)
+line Quota '?(?P<quota>[A-Z][\w-]+)'? (?:exceeded|exhausted)\.?\s*(?:Limit:? (?P<limit>[\d.]+)
   in region (?P<region>[a-z0-9-]+))?
-line Quota limit '(?P<quota>\w+)' has been exceeded\.(?: Limit: (?P<limit>[\d.]+) in
+line Quota limit '?(?P<quota>\w+)'? has been exceeded\.(?: Limit: (?P<limit>[\d.]+) in
   (?:zone|region) (?P<region>[a-z0-9-]+))?
 line \bQUOTA_EXCEEDED\b|GCE quota exceeded
 unless ZONE_RESOURCE_POOL_EXHAUSTED|GPUS_ALL_REGIONS

@@ -64,6 +64,7 @@ futile an older card's flags
 == triton_compile_failed | fault | likely
 line (?:triton\S{0,40}CompilationError|triton.compiler.errors)
 line (?:BackendCompilerFailed|InductorError|torch\._inductor\.exc)
+line Triton Error \[(?:CUDA|HIP)\]
 unless shared memory|C compiler
 cause A kernel of torch.compile or Triton does not compile for this model and card.
 change flag --enforce-eager: off -> on (or --compilation-config level 0), to go without

@@ -60,6 +60,7 @@ DOWNLOAD_SIGNATURES = r"""
 line Repository Not Found for url: \S*?huggingface\.co/(?:api/models/)?(?P<model>[\w.-]+/[\w.-]+)
 line RepositoryNotFoundError|is not a local folder and is not a valid model identifier
 line is not a valid model identifier listed on
+line Repo id must be in the form|HFValidationError
 also (?:huggingface\.co/(?:api/models/)?|^|[ '])(?P<model>[\w-]+/[\w.-]+)(?:/resolve| is not a
   local)
 cause The Hub has no repository {model?of that name}, or it is private and no token came along (the
@@ -81,6 +82,8 @@ line Entry Not Found for url|EntryNotFoundError
 line Error no file named (?P<file>[\w.]+)
 line No such file or directory: '(?P<file>[^']*(?:config\.json|safetensors|tokenizer[\w.]*|gguf))'
 line (?:Cannot find|Can't find) any (?:model weights|safetensors)
+line Cannot find the config file for
+line Invalid repository ID or local directory specified
 cause The checkpoint lacks {file?a file}: a half-finished download or copy, a GGUF-only repository,
   or the wrong folder.
 change act download or copy the whole checkpoint again (config.json, tokenizer files, all shards)
@@ -125,6 +128,7 @@ issue huggingface/huggingface_hub#1498
 == dns_failed | fault | likely
 line getaddrinfo failed|no such host|nodename nor servname provided
 line Temporary failure in name resolution|Name or service not known|Could not resolve host
+line lookup \S+ on \S+ (?:server misbehaving|no such host)
 cause A host name could not be resolved: no network, no DNS, or no way out of the subnet.
 change act check DNS and the way out (Cloud NAT, a proxy) on that machine
 futile a token, engine flags

@@ -115,10 +115,19 @@ line Model architectures \[?'?(?P<type>\w+)'?\]? .{0,60}(?:are not supported|fai
 line has no (?:vLLM|TPU|JAX) implementation|not supported for now
 line Unrecognized model in (?P<model>[\w./-]+)|Should have a `model_type` key
 line (?:Cannot find model module|No model class|Unsupported architecture)\W{1,4}(?P<type>\w+)?
+line Unknown RoPE scaling type
 cause This engine's build has no implementation of {type?the model's architecture}.
 change package engine: as it is -> newer, with Gemma 4
 change act check that config.json is the model's own and whole
 futile memory flags
+
+== pickle_refused | root | certain
+line serious vulnerability issue in `?torch\.load
+line Weights only load failed
+line (?:pytorch_model|consolidated)\S*\.(?:bin|pth|pt)\b.{0,160}(?:pickle|unsafe|refus)
+cause The checkpoint holds pickled weights, which run code when they are loaded; they are refused.
+change setting MODEL_NAME: as it is -> a checkpoint in safetensors
+futile switching the check off: it is a stranger's program
 
 == gguf_arch_unknown | root | certain
 line unknown (?:model )?architecture: '?"?(?P<type>[\w-]+)
@@ -218,7 +227,7 @@ change flag --chat-template: none -> the model's own template file
 futile another prompt, a larger context
 
 == cli_flag_error | root | certain
-line error: unrecognized arguments?: (?P<flag>--?[\w-]+)
+line unrecognized arguments?:\s*(?P<flag>--?[\w-]+)
 line error: argument (?P<flag>--?[\w/-]+): (?P<why>[\w ']+)
 line error: the following arguments are required: (?P<flag>[\w, -]+)
 line (?:error: )?(?:unknown|unexpected|invalid) (?:argument|option|flag):? '?(?P<flag>--?[\w-]+)
@@ -226,6 +235,7 @@ line error while handling argument "(?P<flag>--?[\w-]+)"
 line No such option: (?P<flag>--?[\w-]+)
 line ambiguous option: (?P<flag>--?[\w-]+)
 line Invalid choice: '?(?P<flag>[\w-]+)
+line arguments? (?:was|were) not expected: (?P<flag>--?[\w-]+)
 cause The program does not accept {flag?an argument}: misspelt, of another version, or with a wrong
   value. It ended at once; probe or readiness messages after it are only its echo.
 change flag {flag?the flag}: as given -> removed, or as this version's --help spells it
@@ -258,6 +268,7 @@ futile more memory
 == parallel_size_invalid | root | certain
 line attention heads \((?P<heads>\d+)\) must be divisible by tensor parallel size \((?P<asked>\d+)\)
 line must be divisible by (?:the )?tensor[ _](?:model )?parallel[ _]size
+line not aligned with the quantized weight shape
 sum largest_divisor
 cause {heads?The} attention heads cannot be split over {asked?so many} devices.
 change flag --tensor-parallel-size: {asked?as it is} -> {fits?a divisor of the heads}
@@ -297,7 +308,7 @@ futile reinstalling
 == adapter_import | fault | likely
 line (?:ImportError|AttributeError): .{0,120}(?:cannot import name|has no attribute) '(?P<name>\w+)'
 line ImportError: cannot import name '?(?P<name>\w+)
-unless Gemma4|transformers
+line got an unexpected keyword argument '(?P<name>\w+)'
 cause Two packages of different generations are installed together ({name?see the line}).
 change act install the set that the engine's release pins, in one resolution
 futile engine flags

@@ -84,6 +84,7 @@ line (?:CUDA|HIP) out of memory\.? ?(?:Tried to allocate (?P<wanted>[\d.]+ [KMG]
 line torch\.(?:cuda\.)?OutOfMemoryError
 line CUDA error: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY
 line CUDA driver error: out of memory
+line CUBLAS_STATUS_ALLOC_FAILED
 cause The card's memory ran out (asked for {wanted?more}) during the run: activations, KV cache and
   weights together are larger than it.
 change flag --max-num-batched-tokens: as it is -> half
@@ -159,7 +160,9 @@ change flag --max-num-seqs: as it is -> half
 futile freeing HBM: smem is another memory
 
 == triton_shared_memory | root | certain
-line out of resource: shared memory, Required: (?P<needed>\d+), Hardware limit: (?P<limit>\d+)
+line shared memory, Required: (?P<needed>\d+), Hardware limit: (?P<limit>\d+)
+line Required: ?(?P<needed>\d+),? Hardware limit: ?(?P<limit>\d+).{0,60}shared memory
+line out of resource: shared memory
 line (?:too much|insufficient) shared (?:memory|data) .{0,60}(?P<needed>0x[0-9a-f]+|\d+) bytes
 line uses too much shared data \((?P<needed>0x[0-9a-f]+)
 line local memory \((?P<needed>\d+)\) exceeds limit \((?P<limit>\d+)\)
@@ -220,6 +223,7 @@ line (?:cudaMalloc|hipMalloc) failed: out of memory
 line unable to allocate (?P<buffer>\w+) buffer
 line failed to allocate (?:compute|\w+) buffers?|allocating (?P<wanted>[\d.]+) MiB on device \d+
 line failed to (?:initialize|create) (?:the )?context.{0,60}(?:memory|allocate)
+line ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed
 cause llama.cpp could not allocate a buffer ({buffer?see the line}) on the device: layers, context
   and compute buffers together are larger than it.
 change flag --n-gpu-layers: all -> fewer, until it fits (or 0)
@@ -232,6 +236,7 @@ line (?:runner|server) process (?:has )?terminated: signal: killed
 line (?:terminated by|received|exited with|Terminating on) (?:signal )?SIGKILL
 line exit(?:ed)? (?:status|code|with)(?: code)?\W{0,3}137\b
 line \bexit code: 137\b|returned non-zero exit status 137|died with <Signals\.SIGKILL
+line code=killed, status=9/KILL
 cause The process was killed from outside (SIGKILL, 137): most often the kernel's OOM killer, while
   the model was being loaded into host or unified memory.
 change act look for the killer: dmesg (or journalctl -k) names it, with the memory at that time
@@ -243,6 +248,7 @@ line (?:DefaultCPUAllocator|mmap).{0,60}(?:not enough|can't allocate|Cannot allo
 line DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<wanted>\d+) bytes
 line OSError: \[Errno 12\] Cannot allocate memory
 line std::bad_alloc|^\s*MemoryError\b
+line runtime: out of memory
 cause The process asked for more host memory than there is.
 change act a smaller model, a number format of fewer bits, or a machine with more memory
 change flag --max-model-len: as it is -> shorter
@@ -252,6 +258,7 @@ futile GPU memory flags
 line (?:NRT_RESOURCE|nrt_tensor_allocate|TDRV).{0,120}(?:Failed to allocate|out of memory
   |insufficient)
 line Failed to allocate (?P<wanted>\d+) bytes on (?:ND|NC|device)
+line exceeds HBM limit of
 cause The NeuronCore's device memory (16 GiB on Inferentia 2) ran out.
 change act shard over more NeuronCores, or a smaller sequence length or batch in the traced graph
 change act keep the embedding tables on the host

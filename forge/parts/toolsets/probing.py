@@ -126,8 +126,10 @@ def probe_outcome(job: JobRecord, notes: list[str]) -> ProbeOutcome:
         step = f"get_job(job_id='{job.id}', wait_s=50)"
     elif job.state == "done":
         summary = f"{sum(counts.values())} probes: {found}; saved as {report}."
-        again = f"probe_capabilities(cases=['determinism'], baseline='{report}')"
-        step = f"after a change of build or KV type: {again}"
+        step = f"read {result.get('report_file', '')} for the evidence"
+        if "greedy_repeats" in result.get("verdicts", {}):
+            again = f"probe_capabilities(cases=['determinism'], baseline='{report}')"
+            step = f"after a change of build or KV type, {again}"
     else:
         why = job.error.text if job.error is not None else job.message
         summary = f"The probe {job.id} is {job.state}: {why}; found: {found}."

