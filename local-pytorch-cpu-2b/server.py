@@ -396,6 +396,21 @@ def load_settings(kind: type[SettingsT], folder: Path) -> SettingsT:
         raise RigError("INVALID", f"{SETTINGS_FILE}: {error}", "correct the value") from None
 
 
+def asks_for_read_only(folder: Path) -> bool:
+    """Whether the environment, or else any line of a tpu.env that is at fault, wants read-only.
+
+    For while the settings cannot be read: a typing error in another line opens no gate.
+    """
+    wishes = [os.environ.get("RIG_READ_ONLY", "")]
+    if not wishes[0]:
+        try:
+            text = (folder / SETTINGS_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        wishes = re.findall(r"""(?mi)^\s*RIG_READ_ONLY\s*=\s*["']?(\w+)""", text)
+    return any(wish.lower() not in ("", "0", "false", "f", "no", "n", "off") for wish in wishes)
+
+
 def _describe_settings_fault(error: ValidationError, kind: type[RigSettings]) -> str:
     faults = []
     for item in error.errors(include_input=False, include_url=False):
@@ -683,6 +698,7 @@ async def held_lock(folder: Path, purpose: str, wait_s: float = 5.0) -> AsyncIte
 
 LABEL_VARIABLE = "GEMMA4_RIG_LABEL"
 OUTPUT_LIMIT = 64_000  # bytes kept of one program's output: a third of it head, the rest tail
+_LABEL_PATIENCE_S = 2.0  # for the kernel to show, or to forget, a process
 _DRAIN_PATIENCE_S = 2.0  # for the rest of the output after the program's end
 
 _attached_groups: set[int] = set()
@@ -827,6 +843,12 @@ def spawn_detached(
     except (OSError, ValueError) as error:
         raise RigError("DENIED", f"{argv[0]} cannot be started: {error}") from error
     _detached_children.append(child)
+    # For an instant the kernel shows no environment of it, and it would look like nobody's.
+    deadline = time.monotonic() + _LABEL_PATIENCE_S
+    while child.poll() is None and process_label(child.pid) != label:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.002)
     return child.pid
 
 
@@ -889,6 +911,9 @@ async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
         if relative != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(relative, signal.SIGKILL)
+    deadline = time.monotonic() + _LABEL_PATIENCE_S
+    while process_label(pid) == label and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
     return process_label(pid) != label
 
 
@@ -4319,7 +4344,7 @@ class AssembledRig:
             return self.context.settings.rig_read_only
         except RigError:
             # tpu.env is at fault. What needs a value of it says so itself; stopping needs none.
-            return os.environ.get("RIG_READ_ONLY", "").lower() not in ("", "0", "false", "no")
+            return asks_for_read_only(self.folder)
 
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""

@@ -54,6 +54,10 @@ class ReadOnlySuite(RigCase):
                 await self.serve(client)
                 self.write_settings(**values, RIG_READ_ONLY="1")
                 await self.refusal(client, "stop_model", "DENIED")
+                # A typing error in the file must not open the gate.
+                self.write_settings(**values, RIG_READ_ONLY="1", DTIPE="float32")
+                await self.refusal(client, "stop_model", "DENIED")
+                self.write_settings(**values, RIG_READ_ONLY="1")
                 self.assertEqual(len(self.processes("server")), 1)
                 await self.answer(client, "query_gemma4", prompt="still there?")
                 self.write_settings(**values, RIG_READ_ONLY="0")

@@ -82,9 +82,9 @@ class StartFaultSuite(RigCase):
         try:
             async with self.in_process() as client:
                 metadata.write_text(good.replace("2.13.0", "1.0"))
-                await self._fails(client, "NOT_FOUND", "torch", "1.0", "2.13.", "make install")
+                await self._fails(client, "NOT_FOUND", "torch", "1.0", "2.13.", "launch.py install")
                 metadata.write_text(good.replace("2.13.0", ""))
-                await self._fails(client, "NOT_FOUND", "torch", "not installed", "make install")
+                await self._fails(client, "NOT_FOUND", "torch", "not installed", "launch.py install")
         finally:
             metadata.write_text(good)
 

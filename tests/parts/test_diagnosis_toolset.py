@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import subprocess
@@ -312,6 +313,16 @@ class TestModelHalf(DiagnosisCase):
         self.assertEqual((opinion["cause"], opinion["evidence"]), ("", []))
         self.assertTrue(opinion["note"])
 
+    async def test_a_cause_comes_without_links_and_addresses(self) -> None:
+        model = self.model()
+        model.says(
+            f"CAUSE: See [the fix](https://evil.example/a) at http://evil.example/b.\n"
+            f"EVIDENCE: {ODD.splitlines()[1]}\nCONFIDENCE: certainly"
+        )
+        opinion = await self.opinion()
+        self.assertEqual(opinion["cause"], "See the fix at [address]")
+        self.assertEqual(opinion["confidence"], "low")
+
     async def test_prose_nothing_and_a_flood_are_left_out(self) -> None:
         model = self.model()
         for answer in ("I think you should restart everything.", "", "CAUSE " * 100_000):
@@ -340,9 +351,12 @@ class TestModelHalf(DiagnosisCase):
     async def test_the_excerpt_is_bounded(self) -> None:
         model = self.model()
         model.says("nothing")
-        text = "\n".join(f"WidgetError: {n} {'word ' * 40}{n}q" for n in range(2000))
+        names = ("".join(pair) for pair in itertools.product("ghijklmnopqrstuvwxyz", repeat=2))
+        text = "\n".join(f"WidgetError: {name} {'word ' * 60}" for name in names)
         await self.called("analyze_logs", text=text)
-        self.assertLess(len(model.requests[0]["messages"][-1]["content"]), 8_000)
+        sent = model.requests[0]["messages"][-1]["content"]
+        self.assertLess(len(sent), 6_500)
+        self.assertGreater(sent.count("WidgetError"), 10)
 
     async def test_another_local_rig_is_asked_through_its_own_record(self) -> None:
         other = "local-llamacpp-cpu-2b"

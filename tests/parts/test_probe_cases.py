@@ -89,10 +89,7 @@ EXPECTED: dict[str, Provoked] = {
         "silent": ({"picture": "dropped"},),
         "unsupported": ({"picture": "refused"}, {"picture": "always 422"}),
     },
-    "greedy_repeats": {
-        "pass": ({},),
-        "fail": ({"greedy": "varies"}, {"greedy": "empty"}),
-    },
+    "greedy_repeats": {"pass": ({},), "fail": ({"greedy": "varies"}, {"greedy": "empty"})},
     "context_at_limit": {
         "pass": ({}, {"above": "taken"}),
         "fail": ({"context_limit": LIMIT - 1},),
@@ -159,6 +156,36 @@ class EveryVerdictTest(CasesCase):
                     self.model.obey(**conduct)
                     judged = await self.judged(case, self.asker())
                     self.assertIn(judged.verdict, ("fail", "untested"), judged.detail)
+
+    async def test_no_shape_of_an_answer_breaks_a_case(self) -> None:
+        def choice(**message: Any) -> dict[str, Any]:
+            return {"choices": [{"message": message}], "usage": {"prompt_tokens": -1}}
+
+        shapes: tuple[dict[str, Any], ...] = (
+            {"choices": "none"},
+            {"choices": [None], "usage": "many"},
+            {"error": 5},
+            choice(content=["a", "list"], tool_calls={"function": "get_weather"}),
+            choice(content="\ud800\x00", reasoning={"deep": True}),
+            choice(content=None, tool_calls=[1, None, {"function": {"name": 5}}]),
+            choice(
+                tool_calls=[{"id": "1", "function": {"name": "get_weather", "arguments": "[]"}}]
+            ),
+            choice(content='{"code": ["x"], "city": 1}', finish_reason=["length"]),
+            choice(content="[" * 100_000),
+        )
+        self.addCleanup(delattr, self.model, "body_of")
+        for number, shape in enumerate(shapes):
+            self.model.body_of = lambda _reply, s=shape: s  # type: ignore[method-assign, misc]
+            for case in EXPECTED:
+                with self.subTest(case=case, shape=number):
+                    self.model.obey(context_limit=10_000)
+                    asker = self.asker()
+                    judged = await self.judged(case, asker)
+                    verdicts = ("fail", "silent", "untested")
+                    if case == "greedy_repeats" and asker.greedy and asker.greedy[0].size > 1:
+                        verdicts = ("pass",)  # whatever it says, it says it again
+                    self.assertIn(judged.verdict, verdicts, judged.detail)
 
     async def test_a_dead_server_leaves_everything_untested(self) -> None:
         with socket.socket() as free:

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import psutil
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from pydantic import ValidationError
 
 from forge.parts.assembly.rig import AssembledRig
@@ -357,6 +357,18 @@ class BrokenProbeTest(ProbingCase):
         self.assertEqual(len(names), 3)
         self.check_partial(min(names, key=len), "killed")
 
+    async def test_a_damaged_draft_is_told_once(self) -> None:
+        drafts = self.state / "probes"
+        drafts.mkdir(parents=True)
+        (drafts / "probe-20260101-000000-aaaaaa.json").write_text('{"findings": []}')
+        async with self.client() as client:
+            begun = await self.called(client, "probe_capabilities", cases=["vision"])
+            job = await self.finished(client, begun["job_id"])
+        self.assertEqual(len(begun["notes"]), 1, begun)
+        self.assertIn("probe-20260101-000000-aaaaaa", begun["notes"][0])
+        self.assertEqual(job["result"]["counts"], {"pass": 1})
+        self.assertEqual(list(drafts.iterdir()), [])
+
     async def test_a_report_names_no_path_no_address_and_no_key(self) -> None:
         secret = "sk-" + "a1" * 20
         self.enterContext(mock.patch.dict(os.environ, {"SCRIPTED_API_KEY": secret}))
@@ -375,7 +387,21 @@ class BrokenProbeTest(ProbingCase):
         self.assertNotIn(secret, json.dumps(job))
 
 
-class CommandLineTest(ProbingCase):
+class ProcessTest(ProbingCase):
+    async def test_over_stdio(self) -> None:
+        parameters = StdioServerParameters(
+            command=sys.executable,
+            args=[str(self.folder / "server.py")],
+            env=dict(os.environ),
+            cwd=str(self.folder),
+        )
+        async with Client(parameters) as client:
+            begun = await self.called(client, "probe_capabilities", cases=["schema"])
+        # The client and its server are gone; the job goes on, and the next server finds it.
+        async with self.client() as client:
+            job = await self.finished(client, begun["job_id"])
+        self.assertEqual(job["result"]["counts"], {"pass": 2}, job)
+
     def test_a_list_from_the_command_line(self) -> None:
         argv = [sys.executable, "server.py", "call", "probe_capabilities", 'cases=["vision"]']
         done = subprocess.run(

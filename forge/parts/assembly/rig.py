@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,12 @@ from forge.parts.ground.jobs import JobRunner, JobStore
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.names import slug_of
 from forge.parts.ground.redact import clean
-from forge.parts.ground.settings import SETTINGS_FILE, RigSettings, load_settings
+from forge.parts.ground.settings import (
+    SETTINGS_FILE,
+    RigSettings,
+    asks_for_read_only,
+    load_settings,
+)
 from forge.parts.ground.state import RigPaths, installation_id, rig_paths
 from forge.parts.planes.plane import ServingPlane
 from forge.parts.runtimes.runtime import Runtime
@@ -131,7 +135,7 @@ class AssembledRig:
             return self.context.settings.rig_read_only
         except RigError:
             # tpu.env is at fault. What needs a value of it says so itself; stopping needs none.
-            return os.environ.get("RIG_READ_ONLY", "").lower() not in ("", "0", "false", "no")
+            return asks_for_read_only(self.folder)
 
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""

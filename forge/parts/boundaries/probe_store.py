@@ -74,11 +74,7 @@ class ProbeStore:
         run = report.run
         for repeat in range(1, _MOST_REPEATS + 1):
             name = run_id_of(
-                run.date,
-                report.subject.short,
-                report.engine.name,
-                report.hardware.slot,
-                repeat,
+                run.date, report.subject.short, report.engine.name, report.hardware.slot, repeat
             )
             if any(os.path.lexists(folder / f"{name}.json") for folder in self.folders):
                 continue

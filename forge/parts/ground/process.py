@@ -22,6 +22,7 @@ from forge.parts.ground.state import private_folder
 
 LABEL_VARIABLE = "GEMMA4_RIG_LABEL"
 OUTPUT_LIMIT = 64_000  # bytes kept of one program's output: a third of it head, the rest tail
+_LABEL_PATIENCE_S = 2.0  # for the kernel to show, or to forget, a process
 _DRAIN_PATIENCE_S = 2.0  # for the rest of the output after the program's end
 
 _attached_groups: set[int] = set()
@@ -166,6 +167,12 @@ def spawn_detached(
     except (OSError, ValueError) as error:
         raise RigError("DENIED", f"{argv[0]} cannot be started: {error}") from error
     _detached_children.append(child)
+    # For an instant the kernel shows no environment of it, and it would look like nobody's.
+    deadline = time.monotonic() + _LABEL_PATIENCE_S
+    while child.poll() is None and process_label(child.pid) != label:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.002)
     return child.pid
 
 
@@ -228,6 +235,9 @@ async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
         if relative != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(relative, signal.SIGKILL)
+    deadline = time.monotonic() + _LABEL_PATIENCE_S
+    while process_label(pid) == label and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
     return process_label(pid) != label
 
 

@@ -101,6 +101,21 @@ def load_settings(kind: type[SettingsT], folder: Path) -> SettingsT:
         raise RigError("INVALID", f"{SETTINGS_FILE}: {error}", "correct the value") from None
 
 
+def asks_for_read_only(folder: Path) -> bool:
+    """Whether the environment, or else any line of a tpu.env that is at fault, wants read-only.
+
+    For while the settings cannot be read: a typing error in another line opens no gate.
+    """
+    wishes = [os.environ.get("RIG_READ_ONLY", "")]
+    if not wishes[0]:
+        try:
+            text = (folder / SETTINGS_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        wishes = re.findall(r"""(?mi)^\s*RIG_READ_ONLY\s*=\s*["']?(\w+)""", text)
+    return any(wish.lower() not in ("", "0", "false", "f", "no", "n", "off") for wish in wishes)
+
+
 def _describe_settings_fault(error: ValidationError, kind: type[RigSettings]) -> str:
     faults = []
     for item in error.errors(include_input=False, include_url=False):

@@ -8,12 +8,13 @@ from forge.parts.knowledge.failure_bank import FailureBank
 from forge.parts.knowledge.failure_signature import FailureStage, parse_signatures
 from forge.parts.knowledge.failures_boot import BOOT_SIGNATURES
 from forge.parts.knowledge.failures_capacity import CAPACITY_SIGNATURES, QUOTA_SIGNATURES
+from forge.parts.knowledge.failures_client import CLIENT_SIGNATURES
 from forge.parts.knowledge.failures_compile import COMPILE_SIGNATURES
 from forge.parts.knowledge.failures_image import DOWNLOAD_SIGNATURES, IMAGE_SIGNATURES
 from forge.parts.knowledge.failures_load import LOAD_SIGNATURES
 from forge.parts.knowledge.failures_memory import MEMORY_SIGNATURES
 from forge.parts.knowledge.failures_permission import PERMISSION_SIGNATURES
-from forge.parts.knowledge.failures_serve import CLIENT_SIGNATURES, SERVE_SIGNATURES
+from forge.parts.knowledge.failures_serve import SERVE_SIGNATURES
 
 _TEXT_BY_STAGE: dict[FailureStage, str] = {
     "capacity": CAPACITY_SIGNATURES,

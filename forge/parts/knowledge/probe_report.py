@@ -28,13 +28,7 @@ from forge.parts.knowledge.report_schema import (
 # ignored. unsupported: an honest refusal. untested: nothing can be said, and why.
 ProbeVerdict = Literal["pass", "fail", "silent", "unsupported", "untested"]
 ProbeGroup = Literal["tools", "schema", "vision", "determinism", "context"]
-PROBE_VERDICTS: tuple[ProbeVerdict, ...] = (
-    "pass",
-    "fail",
-    "silent",
-    "unsupported",
-    "untested",
-)
+PROBE_VERDICTS: tuple[ProbeVerdict, ...] = ("pass", "fail", "silent", "unsupported", "untested")
 MOST_EXCHANGES = 40  # of one case
 
 _ProbeCount = Annotated[int | None, Field(ge=0)]
@@ -137,10 +131,7 @@ def compared_greedy(now: ProbeReport, then: ProbeReport) -> tuple[ProbeVerdict, 
     if now.subject.model != then.subject.model:
         return "untested", f"{then.run.id} is of another model, {then.subject.model}"
     if not then.greedy or now.greedy_set != then.greedy_set:
-        return (
-            "untested",
-            f"{then.run.id} holds no answers to these prompts at this length",
-        )
+        return ("untested", f"{then.run.id} holds no answers to these prompts at this length")
     differs = differing_probe_facts(now, then)
     beside = f"; differs: {', '.join(differs)}" if differs else "; nothing else differs"
     theirs = {text.prompt: text for text in then.greedy}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ class ProbeAsker:
     """Sends requests to the served model, one at a time.
 
     exchanges: the evidence of the case that runs. greedy: the answers that other runs compare with.
+    tell: hears what is asked now, for whoever waits.
     """
 
     def __init__(
@@ -59,13 +60,10 @@ class ProbeAsker:
         self.facts = facts
         self.exchanges: list[ProbeExchange] = []
         self.greedy: list[GreedyText] = []
+        self.tell: Callable[[str], None] = lambda what: None
 
     async def ask(
-        self,
-        what: str,
-        content: str | list[dict[str, Any]],
-        max_tokens: int,
-        **fields: Any,
+        self, what: str, content: str | list[dict[str, Any]], max_tokens: int, **fields: Any
     ) -> ProbeAnswer:
         """One greedy, unstreamed request with the user's `content` and further `fields`."""
         body = {
@@ -76,6 +74,7 @@ class ProbeAsker:
             "stream": False,
             **fields,
         }
+        self.tell(what)
         answer = await self._client.post_chat(body, self._timeout_s)
         self.exchanges.append(exchange_of(what, body, answer))
         return answer

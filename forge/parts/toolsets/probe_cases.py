@@ -18,13 +18,7 @@ from forge.parts.toolsets.probe_tool_calls import TOOL_SCENARIOS, probe_tool_sce
 from forge.parts.toolsets.probe_vision import probe_picture
 
 # The order of a run: what may bring a server down, or take minutes, comes last.
-PROBE_GROUPS: tuple[ProbeGroup, ...] = (
-    "tools",
-    "schema",
-    "vision",
-    "determinism",
-    "context",
-)
+PROBE_GROUPS: tuple[ProbeGroup, ...] = ("tools", "schema", "vision", "determinism", "context")
 
 
 @dataclass(frozen=True)

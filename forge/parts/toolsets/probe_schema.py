@@ -59,20 +59,12 @@ async def probe_schema(asker: ProbeAsker, thinking: bool) -> Judgement:
     refusal, note = barred(answer), ""
     if refusal is not None and refusal.verdict == "unsupported":
         bare = await asker.ask(
-            "the same without the thinking switch",
-            _PROSE_PROMPT,
-            tokens,
-            response_format=form,
+            "the same without the thinking switch", _PROSE_PROMPT, tokens, response_format=form
         )
         if barred(bare) is None:
             if thinking:
                 return Judgement("unsupported", f"no thinking switch: {refusal.detail}")
-            answer, refusal, switch, note = (
-                bare,
-                None,
-                {},
-                "; the server has no thinking switch",
-            )
+            answer, refusal, switch, note = (bare, None, {}, "; the server has no thinking switch")
     early = refusal or cut_off(answer)
     if early is not None:
         return early
@@ -84,11 +76,7 @@ async def probe_schema(asker: ProbeAsker, thinking: bool) -> Judgement:
 
 
 async def _enforced(
-    asker: ProbeAsker,
-    answer: ProbeAnswer,
-    switch: dict[str, Any],
-    thinking: bool,
-    note: str,
+    asker: ProbeAsker, answer: ProbeAnswer, switch: dict[str, Any], thinking: bool, note: str
 ) -> Judgement:
     """The answer fits. Whether the grammar did that, and whether the model thought at all."""
     plain = await asker.ask("the prompt alone, for its length", _PROSE_PROMPT, 1, **switch)
@@ -112,20 +100,12 @@ async def _enforced(
 
 
 async def _not_enforced(
-    asker: ProbeAsker,
-    answer: ProbeAnswer,
-    tokens: int,
-    switch: dict[str, Any],
-    note: str,
+    asker: ProbeAsker, answer: ProbeAnswer, tokens: int, switch: dict[str, Any], note: str
 ) -> Judgement:
     """A 200 that does not fit. Whether the model obeys when the prompt asks for the JSON."""
     form = _json_format({"city": {"type": "string"}, "river": {"type": "string"}})
     willing = await asker.ask(
-        "a schema that the prompt asks for",
-        _JSON_PROMPT,
-        tokens,
-        response_format=form,
-        **switch,
+        "a schema that the prompt asks for", _JSON_PROMPT, tokens, response_format=form, **switch
     )
     found = json_object(willing.content)
     fits = found is not None and set(found) == {"city", "river"}
@@ -136,8 +116,7 @@ async def _not_enforced(
         else "dropped: not even the JSON that the prompt asks for came out"
     )
     return Judgement(
-        "silent",
-        f"not enforced, {how}; against the prompt came {quoted(answer.content)!r}{note}",
+        "silent", f"not enforced, {how}; against the prompt came {quoted(answer.content)!r}{note}"
     )
 
 

@@ -12,19 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import (
-    Judgement,
-    ProbeAsker,
-    barred,
-    cut_off,
-    growth,
-    quoted,
-)
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred, cut_off, growth, quoted
 
 _TOOL_TOKENS = 256
 _ASKS_BACK = re.compile(
-    r"\?|\b(?:which|what|where|please|provide|specify|tell me|let me know|need to know)\b",
-    re.I,
+    r"\?|\b(?:which|what|where|please|provide|specify|tell me|let me know|need to know)\b", re.I
 )
 # How calls look that a parser should have taken out of the text, in several models' spelling.
 _CALL_MARKUP = re.compile(r"<\|?tool_call|\[TOOL_CALLS\]|<function=|```tool_code")

@@ -14,14 +14,7 @@ import zlib
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import (
-    Judgement,
-    ProbeAsker,
-    barred,
-    cut_off,
-    growth,
-    quoted,
-)
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred, cut_off, growth, quoted
 
 PROBE_COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 20, 30),

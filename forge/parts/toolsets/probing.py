@@ -18,12 +18,7 @@ from forge.parts.knowledge.probe_report import ProbeGroup, ProbeVerdict
 from forge.parts.toolsets.benchmark_job import unfinished_benchmark
 from forge.parts.toolsets.probe_cases import PROBE_GROUPS, planned_probes
 from forge.parts.toolsets.probe_job import PROBE_JOB, ProbeJob
-from forge.parts.toolsets.serving import (
-    WaitSeconds,
-    follow_job,
-    progress_sentence,
-    require_ready,
-)
+from forge.parts.toolsets.serving import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _ALL_PROBE_GROUPS: list[ProbeGroup] = list(PROBE_GROUPS)
@@ -74,8 +69,7 @@ class ProbingToolset(Toolset):
             ),
         ] = "",
         timeout_s: Annotated[
-            float,
-            Field(ge=1, le=3600, description="Longest wait for one answer, in seconds."),
+            float, Field(ge=1, le=3600, description="Longest wait for one answer, in seconds.")
         ] = 300,
         wait_s: WaitSeconds = 0,
     ) -> ProbeOutcome:
