@@ -610,11 +610,12 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
     @classmethod
     def _end_everything(cls) -> None:
         """The last resort of a failed test: kill what it left, by the witness's own list."""
+        left = []
         for pid in rig_processes(cls.state):
-            try:
-                psutil.Process(pid).kill()
-            except psutil.Error:
-                continue
+            with contextlib.suppress(psutil.Error):
+                left.append(psutil.Process(pid))
+                left[-1].kill()
+        psutil.wait_procs(left, timeout=5)  # or they would write into a folder that is going
 
     @classmethod
     def write_settings(cls, **values: str) -> None:

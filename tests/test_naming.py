@@ -9,11 +9,11 @@ from pathlib import Path
 from forge.naming import (
     EC2_FAMILIES,
     ENCODING_SLOTS,
+    KNOWN_RIGS,
     MAX_TOOL_NAME,
     MODEL_SLOTS,
     PLATFORM_SLOTS,
     RUNTIME_SLOTS,
-    KNOWN_RIGS,
     SILENT_ENCODINGS,
     TOOLS,
     RigName,

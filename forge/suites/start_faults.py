@@ -84,7 +84,9 @@ class StartFaultSuite(RigCase):
                 metadata.write_text(good.replace("2.13.0", "1.0"))
                 await self._fails(client, "NOT_FOUND", "torch", "1.0", "2.13.", "launch.py install")
                 metadata.write_text(good.replace("2.13.0", ""))
-                await self._fails(client, "NOT_FOUND", "torch", "not installed", "launch.py install")
+                await self._fails(
+                    client, "NOT_FOUND", "torch", "not installed", "launch.py install"
+                )
         finally:
             metadata.write_text(good)
 

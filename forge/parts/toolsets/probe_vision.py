@@ -39,7 +39,8 @@ async def probe_picture(asker: ProbeAsker) -> Judgement:
     upper, lower = secrets.SystemRandom().sample(sorted(PROBE_COLOURS), 2)
     address = "data:image/png;base64," + base64.b64encode(two_halves_png(upper, lower)).decode()
     text = {"type": "text", "text": _PICTURE_PROMPT}
-    content = [{"type": "image_url", "image_url": {"url": address}}, text]
+    picture: dict[str, Any] = {"type": "image_url", "image_url": {"url": address}}
+    content: list[dict[str, Any]] = [picture, text]
     answer = await asker.ask(f"{upper} above {lower}", content, _PICTURE_TOKENS)
     note = ""
     if answer.status == 422:
