@@ -8,7 +8,8 @@ RUN := $(PYTHON) tests/run.py
 WITH_PACKAGES := $(RUN) --python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check diff eject lint format typecheck bench-startup
+.PHONY: help demo test build check diff eject lint format typecheck bench-startup calibrate rollup \
+	bench-client bench-triage
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -44,3 +45,15 @@ typecheck: ## check the types in forge/
 bench-startup: ## measure what a client waits for until the server answers, beside a bare server
 	@$(PYTHON) $(RIG)/launch.py install
 	@$(PYTHON) $(RIG)/launch.py python -m forge.bench_startup --rig $(RIG)
+
+calibrate: ## print the planner's predictions beside reported figures
+	@$(WITH_PACKAGES) -m forge.calibration
+
+rollup: ## write benchmarks/ROLLUP.md over all reports
+	@$(WITH_PACKAGES) -m forge.rollup
+
+bench-client: ## measure what a token costs the load generator, beside other clients
+	@$(WITH_PACKAGES) -m forge.bench_client
+
+bench-triage: ## measure how well and how fast the failure bank finds the deciding line
+	@$(WITH_PACKAGES) -m forge.bench_triage

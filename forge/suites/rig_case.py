@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 import site
-import socket
 import sys
 import tempfile
 import textwrap
@@ -33,8 +32,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from forge.suites.fake_engine import FakeEngine, write_tiny_folder
+from forge.suites.witness import free_port, rig_processes
 
-LABEL_IN_ENVIRONMENT = "GEMMA4_RIG_LABEL"
 PATIENCE_S = 30.0  # for what takes a second or two here: a busy machine is no failure
 
 
@@ -86,33 +85,6 @@ def loaded_server(server_file: Path) -> Any:
         sys.modules[name] = module  # before exec_module, or dataclasses cannot resolve their types
         spec.loader.exec_module(module)
     return sys.modules[name]
-
-
-def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def rig_processes(state: Path, role: str = "") -> list[int]:
-    """The pids whose environment names the state folder `state` and whose label has `role`.
-
-    The witness of what really runs: it asks the process table, and nothing of the rig. `role` is
-    server, job, or empty for either.
-    """
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-            if environment.get("XDG_STATE_HOME") != str(state):
-                continue
-            label = environment.get(LABEL_IN_ENVIRONMENT, "")
-            if label and f"role={role}" in label and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (psutil.Error, OSError, ValueError):
-            continue
-    return found
 
 
 class RigCase(unittest.IsolatedAsyncioTestCase):

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from unittest import mock
 
-from forge.suites.rig_case import RigCase, free_port
+from forge.suites.rig_case import RigCase
+from forge.suites.witness import free_port
 
 
 class SettingsSuite(RigCase):

@@ -10,7 +10,8 @@ from unittest import mock
 
 from mcp import Client
 
-from forge.suites.rig_case import RigCase, free_port
+from forge.suites.rig_case import RigCase
+from forge.suites.witness import free_port
 
 
 class StartFaultSuite(RigCase):

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forge.suites.rig_case import LABEL_IN_ENVIRONMENT, RigCase
+from forge.suites.rig_case import RigCase
+from forge.suites.witness import LABEL_IN_ENVIRONMENT
 
 
 @contextmanager

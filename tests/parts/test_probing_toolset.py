@@ -25,7 +25,7 @@ from mcp import Client, StdioServerParameters
 from pydantic import ValidationError
 
 from forge.parts.assembly.rig import AssembledRig
-from forge.parts.knowledge.probe_report import ProbeFinding, ProbeReport
+from forge.parts.knowledge.probe_report import ProbeFinding, ProbeReport, differing_probe_facts
 from tests.probing_rig import PROBING_SERVER, probing_rig
 from tests.scripted_model import ScriptedModel
 
@@ -413,6 +413,31 @@ class ProcessTest(ProbingCase):
         )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["verdicts"], {"vision_picture": "pass"})
+
+
+class DifferenceTest(unittest.TestCase):
+    def test_only_what_differs_is_named_and_the_port_is_not(self) -> None:
+        def report(day: int, argv: list[str], **settings: str) -> ProbeReport:
+            finding = {"case": "greedy_repeats", "group": "determinism", "verdict": "untested"}
+            return ProbeReport.model_validate(
+                {
+                    "run": {"id": f"2026-01-0{day}-small-vllm-l4", "date": f"2026-01-0{day}"},
+                    "subject": {"model": "a/b", "short": "small", "encoding": "bf16"},
+                    "hardware": {"slot": "l4", "chip": "l4"},
+                    "engine": {"name": "vllm", "argv": argv},
+                    "settings": settings,
+                    "findings": [{**finding, "detail": "-"}],
+                }
+            )
+
+        same = ["serve", "m", "--async", "--seqs", "8"]
+        then = report(1, [*same, "--kv-cache-dtype", "auto", "--port", "8000"], DTYPE="x")
+        now = report(2, [*same, "--kv-cache-dtype", "fp8", "--port", "8001"], DTYPE="x")
+        self.assertEqual(
+            differing_probe_facts(now, then),
+            ["argv '--kv-cache-dtype auto' then '--kv-cache-dtype fp8'"],
+        )
+        self.assertEqual(differing_probe_facts(now, now), [])
 
 
 class SchemaTest(unittest.TestCase):

@@ -5,7 +5,6 @@ Knows no request and no server; subject, machine and engine are those of a bench
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -160,7 +159,7 @@ def differing_probe_facts(now: ProbeReport, then: ProbeReport) -> list[str]:
         ("KV type", then.subject.kv_dtype.value, now.subject.kv_dtype.value),
         ("engine", then.engine.name, now.engine.name),
         ("engine version", then.engine.version, now.engine.version),
-        ("argv", _words_of(then), _words_of(now)),
+        ("argv", _words_beside(then, now), _words_beside(now, then)),
         ("image", then.engine.image_digest, now.engine.image_digest),
         ("server build", then.engine.server, now.engine.server),
         ("hardware", then.hardware.slot, now.hardware.slot),
@@ -170,9 +169,21 @@ def differing_probe_facts(now: ProbeReport, then: ProbeReport) -> list[str]:
     return [f"{what} {str(a)[:80]!r} then {str(b)[:80]!r}" for what, a, b in pairs if a != b]
 
 
-def _words_of(report: ProbeReport) -> str:
-    """The engine's argument list without its port, which says nothing about what it answers."""
-    return re.sub(r"--port[ =]\d+ ?", "", " ".join(report.engine.argv))
+def _words_beside(report: ProbeReport, other: ProbeReport) -> str:
+    """The options of the engine's argument list, each with its value, that the other's lacks. The
+    port says nothing about what is answered."""
+    theirs = _argv_options(other.engine.argv)
+    return " ".join(o for o in _argv_options(report.engine.argv) if o not in theirs)
+
+
+def _argv_options(argv: list[str]) -> list[str]:
+    options: list[str] = []
+    for word in argv:
+        if options and options[-1].startswith("--") and " " not in options[-1] and word[:1] != "-":
+            options[-1] += f" {word}"
+        else:
+            options.append(word)
+    return [option for option in options if not option.startswith("--port")]
 
 
 def _first_difference(one: str, two: str) -> str:

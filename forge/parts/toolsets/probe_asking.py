@@ -95,9 +95,9 @@ def exchange_of(what: str, body: dict[str, Any], answer: ProbeAnswer) -> ProbeEx
     )
 
 
-def barred(answer: ProbeAnswer) -> Judgement | None:
+def barred_judgement(answer: ProbeAnswer) -> Judgement | None:
     """The judgement of an answer that is no chat completion; None of one that is."""
-    words, status = quoted(answer.error_words), answer.status
+    words, status = quoted_line(answer.error_words), answer.status
     if answer.fault:
         return Judgement("untested", answer.fault)
     if status in (401, 403):
@@ -110,11 +110,11 @@ def barred(answer: ProbeAnswer) -> Judgement | None:
         verdict: ProbeVerdict = "unsupported" if _NO_SUCH_THING.search(words) else "fail"
         return Judgement(verdict, f"an error with {status}: {words}")
     if answer.message is None:
-        return Judgement("fail", f"a 200 that is no chat completion: {quoted(answer.text)}")
+        return Judgement("fail", f"a 200 that is no chat completion: {quoted_line(answer.text)}")
     return None
 
 
-def cut_off(answer: ProbeAnswer) -> Judgement | None:
+def cut_off_judgement(answer: ProbeAnswer) -> Judgement | None:
     """'untested' where the tokens ran out before the answer began, as long thoughts do."""
     if answer.finish_reason == "length" and not answer.content.strip() and not answer.tool_calls:
         what = "while it was thinking" if answer.reasoning else "before its first word"
@@ -122,14 +122,14 @@ def cut_off(answer: ProbeAnswer) -> Judgement | None:
     return None
 
 
-def growth(answer: ProbeAnswer, without: ProbeAnswer) -> int | None:
+def prompt_growth(answer: ProbeAnswer, without: ProbeAnswer) -> int | None:
     """How many prompt tokens a feature added; None where the server counts none."""
     if answer.prompt_tokens is None or without.prompt_tokens is None:
         return None
     return answer.prompt_tokens - without.prompt_tokens
 
 
-def quoted(text: str) -> str:
+def quoted_line(text: str) -> str:
     """The beginning of a text on one line, for a sentence."""
     line = " ".join(clean(text, 4 * _QUOTE_LIMIT).split())
     return line if len(line) <= _QUOTE_LIMIT else line[: _QUOTE_LIMIT - 1] + "…"
@@ -139,9 +139,11 @@ def made_up_words(count: int) -> list[str]:
     """Different random words of four syllables, which no text holds by chance."""
     found: set[str] = set()
     while len(found) < count:
-        found.add("".join(_one_of("bdfgklmnprtvz") + _one_of("aeiou") for _ in range(4)))
+        found.add(
+            "".join(_random_letter("bdfgklmnprtvz") + _random_letter("aeiou") for _ in range(4))
+        )
     return sorted(found)
 
 
-def _one_of(letters: Sequence[str]) -> str:
+def _random_letter(letters: Sequence[str]) -> str:
     return secrets.choice(letters)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from forge.parts.boundaries.load_prompts import TokenFit
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred, made_up_words
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, made_up_words
 
 # What fills the prompt, the likeliest to read like language first: one word over and over sends a
 # small model astray. Each set has at most as many words as the longest short prompt.
-_FILLERS = (
+_PROBE_FILLERS = (
     "the of and to in is was for on that by this with from at are have been other were there can",
     "the of and to in is a for on that",
     "the",
@@ -25,7 +25,7 @@ _FILLERS = (
     ".",
 )
 _FIT_POINTS = (8, 16, 32)  # words; three, so that a bend is seen
-_ROOM = 16  # tokens left for the answer of the conversation that just fits
+_ANSWER_ROOM = 16  # tokens left for the answer of the conversation that just fits
 _MOST_CORRECTIONS = 2
 _SPEAKS_OF_LENGTH = re.compile(
     r"length|context|token|too long|too large|exceed|maximum|limit", re.I
@@ -53,7 +53,7 @@ async def probe_context_limit(asker: ProbeAsker, above: bool) -> Judgement:
     prompt = await _fitted_prompt(asker, limit)
     if isinstance(prompt, Judgement):
         return prompt
-    room = 1 if above else _ROOM
+    room = 1 if above else _ANSWER_ROOM
     wanted = limit + 1 - room if above else limit - room
     what = "one token above the limit" if above else "exactly at the limit"
     answer = await asker.ask(what, prompt.text(wanted), room)
@@ -77,7 +77,7 @@ async def probe_context_limit(asker: ProbeAsker, above: bool) -> Judgement:
 
 def judged_at_limit(answer: ProbeAnswer, limit: int, wanted: int, secret: str) -> Judgement:
     """The verdict on a prompt of `wanted` tokens that, with its answer, just fits."""
-    early = barred(answer)
+    early = barred_judgement(answer)
     if early is not None:
         if early.verdict == "unsupported":
             return Judgement("fail", f"{limit} tokens are the limit, and they were {early.detail}")
@@ -97,7 +97,7 @@ def judged_at_limit(answer: ProbeAnswer, limit: int, wanted: int, secret: str) -
 
 def judged_above_limit(answer: ProbeAnswer, limit: int, wanted: int) -> Judgement:
     """The verdict on a prompt that leaves no room for a single token: it must be refused."""
-    early = barred(answer)
+    early = barred_judgement(answer)
     if early is not None:
         if early.verdict != "unsupported" and answer.status != 200:
             return early
@@ -119,13 +119,13 @@ def judged_above_limit(answer: ProbeAnswer, limit: int, wanted: int) -> Judgemen
 async def _fitted_prompt(asker: ProbeAsker, limit: int) -> LongPrompt | Judgement:
     """A prompt whose filler is one token each, tried on short prompts; else why there is none."""
     secret = made_up_words(1)[0]
-    for text in _FILLERS:
+    for text in _PROBE_FILLERS:
         fillers = tuple(text.split())
         counts: list[tuple[int, int]] = []
         for words in _FIT_POINTS:
             short = _long_text(secret, fillers, words)
             answer = await asker.ask(f"{words} filler words, for their length", short, 1)
-            refusal = barred(answer)
+            refusal = barred_judgement(answer)
             if refusal is not None:
                 return Judgement("untested", f"a short prompt failed: {refusal.detail}")
             if answer.prompt_tokens is None:
@@ -134,7 +134,7 @@ async def _fitted_prompt(asker: ProbeAsker, limit: int) -> LongPrompt | Judgemen
         steps = {b[1] - a[1] - (b[0] - a[0]) for a, b in zip(counts, counts[1:], strict=False)}
         if steps == {0}:
             fit = TokenFit.through(counts[0], counts[-1])
-            if fit.words_for(limit - _ROOM) < 1:
+            if fit.words_for(limit - _ANSWER_ROOM) < 1:
                 return Judgement("untested", f"a limit of {limit} tokens leaves no room to fill")
             return LongPrompt(secret, fillers, fit)
     return Judgement("untested", "no filler word is one token each on this server")

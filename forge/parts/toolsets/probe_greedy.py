@@ -11,7 +11,7 @@ import json
 from forge.parts.boundaries.probe_client import ProbeAnswer
 from forge.parts.ground.redact import clean
 from forge.parts.knowledge.probe_report import GreedyText
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred_judgement
 
 GREEDY_PROMPTS: dict[str, str] = {
     "explanation": "Explain in a few sentences why the sky is blue during the day and red at dusk.",
@@ -38,13 +38,13 @@ async def probe_greedy(asker: ProbeAsker) -> Judgement:
     first: dict[str, ProbeAnswer] = {}
     for name, prompt in GREEDY_PROMPTS.items():
         answer = await asker.ask(f"{name}, first time", prompt, GREEDY_TOKENS)
-        refusal = barred(answer)
+        refusal = barred_judgement(answer)
         if refusal is not None:
             return refusal
         first[name] = answer
     for name, prompt in GREEDY_PROMPTS.items():
         again = await asker.ask(f"{name}, second time", prompt, GREEDY_TOKENS)
-        refusal = barred(again)
+        refusal = barred_judgement(again)
         if refusal is not None:
             return refusal
         asker.greedy.append(greedy_text(name, first[name], again))

@@ -29,7 +29,7 @@ from forge.parts.knowledge.probe_report import (
     compared_greedy,
     probe_table,
 )
-from forge.parts.toolsets.probe_asking import ProbeAsker, barred
+from forge.parts.toolsets.probe_asking import ProbeAsker, barred_judgement
 from forge.parts.toolsets.probe_cases import GREEDY_BASELINE_CASE, ProbeCase, planned_probes
 from forge.parts.toolsets.probe_facts import known_facts, probe_frame
 from forge.parts.toolsets.probe_greedy import GREEDY_SET
@@ -41,7 +41,7 @@ PROBE_JOB = "probe"
 
 
 @dataclass
-class _Run:
+class _ProbeUnderWay:
     """One job under way: what is planned, what the frame of its report is, what was found."""
 
     job_id: str
@@ -110,23 +110,25 @@ class ProbeJob:
             if any(finding.evidence for finding in run.findings):
                 progress.update(result=self._finish(run, "cancelled"))
             raise
-        return self._finish(run, "complete")
+        result = self._finish(run, "complete")
+        progress.update(message=f"saved as {result['report']}")
+        return result
 
-    async def _begin(self, progress: JobProgress) -> _Run:
+    async def _begin(self, progress: JobProgress) -> _ProbeUnderWay:
         context, arguments = self._context, progress.record.arguments
         instance = await require_ready(context)
         client = ProbeClient(await context.plane.endpoint(instance))
         facts = await known_facts(context, client, instance)
         asker = ProbeAsker(client, instance.served_name, float(arguments["timeout_s"]), facts)
         progress.update(message="a plain question first")
-        plain = barred(await asker.ask("a plain question", "Say hello.", 8))
+        plain = barred_judgement(await asker.ask("a plain question", "Say hello.", 8))
         if plain is not None:
             raise RigError(
                 "UNREACHABLE",
                 f"not even a plain question is answered ({plain.detail})",
                 "verify_model_health(), then get_server_logs()",
             )
-        return _Run(
+        return _ProbeUnderWay(
             job_id=progress.record.id,
             planned=planned_probes(arguments["cases"]),
             frame=await probe_frame(context, instance, client.base_url),
@@ -136,7 +138,7 @@ class ProbeJob:
             findings=[],
         )
 
-    async def _ask_all(self, run: _Run, progress: JobProgress) -> None:
+    async def _ask_all(self, run: _ProbeUnderWay, progress: JobProgress) -> None:
         total = len(run.planned)
         for number, case in enumerate(run.planned):
             title = f"{case.title} ({number + 1} of {total})"
@@ -157,7 +159,7 @@ class ProbeJob:
         if run.baseline:
             run.findings.append(self._compared(run))
 
-    async def _found(self, run: _Run, case: ProbeCase) -> ProbeFinding:
+    async def _found(self, run: _ProbeUnderWay, case: ProbeCase) -> ProbeFinding:
         """Ask one case. A cancelled one leaves its evidence, untested, before it is given up."""
         asker, begun = run.asker, time.monotonic()
         asker.exchanges = []
@@ -183,7 +185,7 @@ class ProbeJob:
             evidence=asker.exchanges,
         )
 
-    def _compared(self, run: _Run) -> ProbeFinding:
+    def _compared(self, run: _ProbeUnderWay) -> ProbeFinding:
         """The greedy answers against those of the baseline."""
         try:
             now = run.report("complete", "-")
@@ -196,7 +198,7 @@ class ProbeJob:
             case=GREEDY_BASELINE_CASE, group="determinism", verdict=verdict, detail=detail[:1900]
         )
 
-    def _finish(self, run: _Run, state: str) -> dict[str, Any]:
+    def _finish(self, run: _ProbeUnderWay, state: str) -> dict[str, Any]:
         """Save the report and forget the draft; returns the job's result."""
         report = run.report(state, f"the probe was {state} before its turn")
         return self._saved(report, self._draft(run.job_id))

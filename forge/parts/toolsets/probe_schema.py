@@ -13,11 +13,11 @@ from forge.parts.ground.state import json_object
 from forge.parts.toolsets.probe_asking import (
     Judgement,
     ProbeAsker,
-    barred,
-    cut_off,
-    growth,
+    barred_judgement,
+    cut_off_judgement,
     made_up_words,
-    quoted,
+    prompt_growth,
+    quoted_line,
 )
 
 _PROSE_PROMPT = "Write one short English sentence about the sea, in plain prose: no JSON, no code."
@@ -56,22 +56,22 @@ async def probe_schema(asker: ProbeAsker, thinking: bool) -> Judgement:
         response_format=form,
         **switch,
     )
-    refusal, note = barred(answer), ""
+    refusal, note = barred_judgement(answer), ""
     if refusal is not None and refusal.verdict == "unsupported":
         bare = await asker.ask(
             "the same without the thinking switch", _PROSE_PROMPT, tokens, response_format=form
         )
-        if barred(bare) is None:
+        if barred_judgement(bare) is None:
             if thinking:
                 return Judgement("unsupported", f"no thinking switch: {refusal.detail}")
             answer, refusal, switch, note = (bare, None, {}, "; the server has no thinking switch")
-    early = refusal or cut_off(answer)
+    early = refusal or cut_off_judgement(answer)
     if early is not None:
         return early
     if fits_code_schema(answer, words):
         return await _enforced(asker, answer, switch, thinking, note)
     if answer.finish_reason == "length" and answer.content.lstrip().startswith("{"):
-        return Judgement("fail", f"JSON was begun and cut off: {quoted(answer.content)}{note}")
+        return Judgement("fail", f"JSON was begun and cut off: {quoted_line(answer.content)}{note}")
     return await _not_enforced(asker, answer, tokens, switch, note)
 
 
@@ -80,7 +80,7 @@ async def _enforced(
 ) -> Judgement:
     """The answer fits. Whether the grammar did that, and whether the model thought at all."""
     plain = await asker.ask("the prompt alone, for its length", _PROSE_PROMPT, 1, **switch)
-    added = growth(answer, plain)
+    added = prompt_growth(answer, plain)
     if added is not None and added > 0:
         return Judgement(
             "untested",
@@ -90,13 +90,13 @@ async def _enforced(
     if thinking and not answer.reasoning.strip():
         off: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
         still = await asker.ask("the prompt with thinking off", _PROSE_PROMPT, 1, **off)
-        if growth(plain, still) in (0, None):
+        if prompt_growth(plain, still) in (0, None):
             return Judgement(
                 "untested",
                 "the schema is enforced, but nothing shows that the model thinks: no reasoning "
                 "came, and the switch did not change the prompt",
             )
-    return Judgement("pass", f"enforced against the prompt: {quoted(answer.content)}{note}")
+    return Judgement("pass", f"enforced against the prompt: {quoted_line(answer.content)}{note}")
 
 
 async def _not_enforced(
@@ -116,7 +116,8 @@ async def _not_enforced(
         else "dropped: not even the JSON that the prompt asks for came out"
     )
     return Judgement(
-        "silent", f"not enforced, {how}; against the prompt came {quoted(answer.content)!r}{note}"
+        "silent",
+        f"not enforced, {how}; against the prompt came {quoted_line(answer.content)!r}{note}",
     )
 
 

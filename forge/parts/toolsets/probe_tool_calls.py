@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred, cut_off, growth, quoted
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker
 
 _TOOL_TOKENS = 256
 _ASKS_BACK = re.compile(
@@ -97,9 +97,9 @@ async def probe_tool_scenario(asker: ProbeAsker, scenario: ToolScenario) -> Judg
         scenario.title, scenario.question, _TOOL_TOKENS, tools=tools, tool_choice="auto"
     )
     added = None
-    if not answer.tool_calls and not (barred(answer) or cut_off(answer)):
+    if not answer.tool_calls and not (barred_judgement(answer) or cut_off_judgement(answer)):
         without = await asker.ask("the same without tools, for its length", scenario.question, 1)
-        added = growth(answer, without)
+        added = prompt_growth(answer, without)
     return judged_tool_answer(scenario, answer, added)
 
 
@@ -107,23 +107,23 @@ def judged_tool_answer(
     scenario: ToolScenario, answer: ProbeAnswer, tool_tokens: int | None
 ) -> Judgement:
     """The verdict on an answer. tool_tokens: prompt tokens that the tools added; None: unknown."""
-    early = barred(answer) or cut_off(answer)
+    early = barred_judgement(answer) or cut_off_judgement(answer)
     if early is not None:
         return early
     if answer.tool_calls:
         return _judged_calls(scenario, answer)
     if _call_in_text(scenario, answer.content):
         return Judgement(
-            "silent", f"the call stands in the text, unparsed: {quoted(answer.content)}"
+            "silent", f"the call stands in the text, unparsed: {quoted_line(answer.content)}"
         )
     if tool_tokens is not None and tool_tokens <= 0:
         return Judgement(
             "silent",
             "the prompt has as many tokens without the tools: they never reached the model, which "
-            f"answered {quoted(answer.content)!r}",
+            f"answered {quoted_line(answer.content)!r}",
         )
     if scenario.calls:
-        return Judgement("fail", f"no call; it answered {quoted(answer.content)!r}")
+        return Judgement("fail", f"no call; it answered {quoted_line(answer.content)!r}")
     if tool_tokens is None:
         return Judgement(
             "untested",
@@ -133,9 +133,9 @@ def judged_tool_answer(
     if not answer.content.strip():
         return Judgement("fail", f"neither a call nor a word ({answer.finish_reason})")
     if scenario.asks_back and not _ASKS_BACK.search(answer.content):
-        return Judgement("fail", f"it did not ask for the city: {quoted(answer.content)!r}")
+        return Judgement("fail", f"it did not ask for the city: {quoted_line(answer.content)!r}")
     how = "asked back" if scenario.asks_back else "answered by itself"
-    return Judgement("pass", f"no call, it {how}: {quoted(answer.content)!r}")
+    return Judgement("pass", f"no call, it {how}: {quoted_line(answer.content)!r}")
 
 
 def _judged_calls(scenario: ToolScenario, answer: ProbeAnswer) -> Judgement:
@@ -145,7 +145,7 @@ def _judged_calls(scenario: ToolScenario, answer: ProbeAnswer) -> Judgement:
     for call in answer.tool_calls:
         name, city, fault = _read_call(call, offered)
         if fault:
-            return Judgement("fail", f"a malformed call, {fault}: {quoted(json.dumps(call))}")
+            return Judgement("fail", f"a malformed call, {fault}: {quoted_line(json.dumps(call))}")
         made.append((name, city))
     shown = ", ".join(f"{name}(city={city!r})" for name, city in made)
     if not scenario.calls:

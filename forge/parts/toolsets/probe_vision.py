@@ -14,7 +14,7 @@ import zlib
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred, cut_off, growth, quoted
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker
 
 PROBE_COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 20, 30),
@@ -47,9 +47,11 @@ async def probe_picture(asker: ProbeAsker) -> Judgement:
         answer = await asker.ask("the same once more after a 422", content, _PICTURE_TOKENS)
         note = "; the first request was refused with 422"
     added = None
-    if barred(answer) is None and not shows_colours(answer.content, upper, lower):
+    if barred_judgement(answer) is None and not shows_colours(answer.content, upper, lower):
         blind: list[dict[str, Any]] = [text]
-        added = growth(answer, await asker.ask("without the picture, for its length", blind, 1))
+        added = prompt_growth(
+            answer, await asker.ask("without the picture, for its length", blind, 1)
+        )
     judged = judged_picture_answer(answer, upper, lower, added)
     return Judgement(judged.verdict, judged.detail + note)
 
@@ -58,19 +60,21 @@ def judged_picture_answer(
     answer: ProbeAnswer, upper: str, lower: str, picture_tokens: int | None
 ) -> Judgement:
     """The verdict. picture_tokens: prompt tokens that the picture added; None: unknown."""
-    early = barred(answer)
+    early = barred_judgement(answer)
     if early is not None:
         return early
     if shows_colours(answer.content, upper, lower):
-        return Judgement("pass", f"{upper} above {lower} was seen: {quoted(answer.content)!r}")
-    said = quoted(answer.content)
+        return Judgement("pass", f"{upper} above {lower} was seen: {quoted_line(answer.content)!r}")
+    said = quoted_line(answer.content)
     if picture_tokens is not None and picture_tokens <= 0:
         return Judgement(
             "silent",
             "the prompt has as many tokens without the picture: it never reached the model, which "
             f"answered {said!r}",
         )
-    return cut_off(answer) or Judgement("fail", f"{upper} above {lower} was described as {said!r}")
+    return cut_off_judgement(answer) or Judgement(
+        "fail", f"{upper} above {lower} was described as {said!r}"
+    )
 
 
 def shows_colours(text: str, upper: str, lower: str) -> bool:
