@@ -457,13 +457,45 @@ def raw_server(
             process.stdout.close()
 
 
+# ── suites / witness ──────────────────────────────────────────────────────────────────────────────
+# Witnesses of what really is so on this computer: they ask the system, and nothing of the rig.
+
+LABEL_IN_ENVIRONMENT = "GEMMA4_RIG_LABEL"
+
+
+def free_port() -> int:
+    """A loopback port that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rig_processes(state: Path, role: str = "") -> list[int]:
+    """The pids whose environment names the state folder `state` and whose label has `role`.
+
+    The witness of what really runs: it asks the process table, and nothing of the rig. `role` is
+    server, job, or empty for either.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            if environment.get("XDG_STATE_HOME") != str(state):
+                continue
+            label = environment.get(LABEL_IN_ENVIRONMENT, "")
+            if label and f"role={role}" in label and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.Error, OSError, ValueError):
+            continue
+    return found
+
+
 # ── suites / rig_case ─────────────────────────────────────────────────────────────────────────────
 # What every suite stands on: a copy of the built rig in a temporary folder, and clients of it.
 #
 # The built server.py beside the suite is what is tested, through a real MCP client; everything that
 # it writes goes into the temporary folder. Knows no tool and no fault.
 
-LABEL_IN_ENVIRONMENT = "GEMMA4_RIG_LABEL"
 PATIENCE_S = 30.0  # for what takes a second or two here: a busy machine is no failure
 
 
@@ -515,33 +547,6 @@ def loaded_server(server_file: Path) -> Any:
         sys.modules[name] = module  # before exec_module, or dataclasses cannot resolve their types
         spec.loader.exec_module(module)
     return sys.modules[name]
-
-
-def free_port() -> int:
-    """A loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def rig_processes(state: Path, role: str = "") -> list[int]:
-    """The pids whose environment names the state folder `state` and whose label has `role`.
-
-    The witness of what really runs: it asks the process table, and nothing of the rig. `role` is
-    server, job, or empty for either.
-    """
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment = process.environ()
-            if environment.get("XDG_STATE_HOME") != str(state):
-                continue
-            label = environment.get(LABEL_IN_ENVIRONMENT, "")
-            if label and f"role={role}" in label and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except (psutil.Error, OSError, ValueError):
-            continue
-    return found
 
 
 class RigCase(unittest.IsolatedAsyncioTestCase):

@@ -246,6 +246,16 @@ class EndTest(Case):
         self.assertIsNone(self.store.active("forever"))
         self.assertEqual((await self.store.cancel(job.id)).state, "lost")
 
+    async def test_what_a_killed_worker_had_started_is_ended_by_cancel(self) -> None:
+        job = await self.begun("attached")
+        await self.until(lambda: (self.folder / "pid").exists(), "the program did not start")
+        pid = int((self.folder / "pid").read_text())
+        os.kill(job.worker_pid or 0, signal.SIGKILL)
+        self.assertEqual((await self.finished(job)).state, "lost")
+        self.assertTrue(psutil.pid_exists(pid), "nothing is left to be ended")
+        self.assertEqual((await self.store.cancel(job.id, patience_s=0.3)).state, "lost")
+        await self.until(lambda: process_label(pid) is None, "the killed worker's program goes on")
+
     async def test_a_worker_that_left_without_a_word_is_lost(self) -> None:
         self.assertEqual((await self.finished(self.begin("leaving"))).state, "lost")
 

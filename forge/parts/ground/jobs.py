@@ -166,10 +166,12 @@ class JobStore:
 
     async def cancel(self, job_id: str, patience_s: float = 15.0) -> JobRecord:
         """End the worker of `job_id` (it undoes what it began) and return the final record."""
-        record = self.read(job_id)
+        record, label = self.read(job_id), self.label(job_id)
+        if record.state == "lost":  # its worker was killed; what that had started may go on
+            for pid in find_labelled(label):
+                await stop_detached(pid, label, patience_s)
         if record.finished:
             return record
-        label = self.label(job_id)
         pids = [record.worker_pid] if record.worker_pid else find_labelled(label)
         for pid in pids:
             await stop_detached(pid, label, patience_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from forge.parts.boundaries.load_prompts import TokenFit
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, made_up_words
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred_judgement, made_up_words
 
 # What fills the prompt, the likeliest to read like language first: one word over and over sends a
 # small model astray. Each set has at most as many words as the longest short prompt.

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker
+from forge.parts.toolsets.probe_asking import (
+    Judgement,
+    ProbeAsker,
+    barred_judgement,
+    cut_off_judgement,
+    prompt_growth,
+    quoted_line,
+)
 
 _TOOL_TOKENS = 256
 _ASKS_BACK = re.compile(

@@ -14,7 +14,14 @@ import zlib
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker
+from forge.parts.toolsets.probe_asking import (
+    Judgement,
+    ProbeAsker,
+    barred_judgement,
+    cut_off_judgement,
+    prompt_growth,
+    quoted_line,
+)
 
 PROBE_COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 20, 30),
