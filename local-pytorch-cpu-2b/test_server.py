@@ -2346,6 +2346,16 @@ class StartFaultSuite(RigCase):
             self.assertGreaterEqual(time.monotonic() - begun, 0.4, "it was killed unasked")
             await self.assert_all_gone()
 
+    async def test_a_model_whose_tensors_were_made_up_is_not_ready(self) -> None:
+        row = "model.layers.3.mlp.up_proj.weight | MISSING | "
+        self.engine.script(log=f"Key | Status | \n{row}\n\n- MISSING: newly initialized")
+        async with self.in_process() as client:
+            await self._fails(client, "INVALID", "not whole", "model.layers.3.mlp.up_proj.weight")
+            await self.assert_all_gone()
+            self.engine.script()
+            await self.serve(client)
+            await self.answer(client, "stop_model")
+
     async def test_a_package_is_missing_or_of_another_release(self) -> None:
         metadata = self.engine.folder / "torch-2.13.0.dist-info" / "METADATA"
         good = metadata.read_text()

@@ -64,6 +64,15 @@ def plain(text: str) -> str:
     return text.strip()
 
 
+WITHOUT_A_TENSOR = """
+import sys
+from safetensors.torch import load_file, save_file
+path, part = sys.argv[1:]
+kept = {name: tensor for name, tensor in load_file(path).items() if part not in name}
+save_file(kept, path, metadata={"format": "pt"})
+"""
+
+
 class RealServingCase(RigCase):
     """A rig with the real runtime; the first lines of a start are Python's, torch's import is."""
 
@@ -199,6 +208,27 @@ class TinyGemmaTests(RealServingCase):
             (bare / "chat_template.jinja").write_text(CHAT_TEMPLATE)
             await self.answer(client, "get_system_status")
 
+    async def _refused_start(self, client: Client, model: Path) -> tuple[str, str]:
+        """Start `model`, which must fail: the job's id and the text of the refusal."""
+        begun = await self.answer(client, "serve_model", model=str(model))
+        for _ in range(STARTS_AT_MOST):
+            result = await client.call_tool("wait_for_model_ready", {"wait_s": 50})
+            if result.is_error or (result.structured_content or {})["state"] != "starting":
+                break
+        text = "".join(item.text for item in result.content if item.type == "text")
+        self.assertTrue(result.is_error, text)
+        return begun["job_id"], text
+
+    async def test_a_checkpoint_without_some_of_its_tensors(self) -> None:
+        """transformers would fill them with random numbers and serve."""
+        holed = Path(shutil.copytree(self.model, self.place / "models" / "holed"))
+        self.python("-c", WITHOUT_A_TENSOR, str(holed / "model.safetensors"), ".1.mlp.up_proj.")
+        async with self.over_stdio() as client:
+            _, text = await self._refused_start(client, holed)
+            self.assertTrue(text.startswith("INVALID "), text)
+            self.assertIn("model.layers.1.mlp.up_proj.weight", text)
+            await self.assert_all_gone()
+
     async def test_a_checkpoint_that_the_real_loader_refuses(self) -> None:
         """It passes every check of ours, and fails where only the engine can know it."""
         broken = Path(shutil.copytree(self.model, self.place / "models" / "broken"))
@@ -206,16 +236,10 @@ class TinyGemmaTests(RealServingCase):
         config["hidden_size"] = 96  # no tensor fits any more
         (broken / "config.json").write_text(json.dumps(config))
         async with self.over_stdio() as client:
-            begun = await self.answer(client, "serve_model", model=str(broken))
-            for _ in range(STARTS_AT_MOST):
-                result = await client.call_tool("wait_for_model_ready", {"wait_s": 50})
-                if result.is_error or (result.structured_content or {})["state"] != "starting":
-                    break
-            text = "".join(item.text for item in result.content if item.type == "text")
-            self.assertTrue(result.is_error, text)
+            job_id, text = await self._refused_start(client, broken)
             self.assertTrue(text.startswith("INTERNAL "), text)
             self.assertIn("get_server_logs()", text)
-            job = await self.answer(client, "get_job", job_id=begun["job_id"])
+            job = await self.answer(client, "get_job", job_id=job_id)
             self.assertEqual(job["state"], "failed")
             self.assertIn("Traceback", await self.text(client, "get_server_logs", lines=400))
             await self.assert_all_gone()

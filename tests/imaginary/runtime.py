@@ -63,3 +63,6 @@ class ImaginaryVllm:
 
     def loading_step(self, log: str) -> str:
         return log.splitlines()[-1][:160] if log else "starting"
+
+    def loading_fault(self, log: str) -> str:
+        return ""

@@ -160,6 +160,21 @@ class PlanTest(Case):
         self.assertEqual(self.runtime.loading_step("header\na\n  b  \n\n"), "b")
         self.assertEqual(len(self.runtime.loading_step("header\n" + "x" * 999)), 160)
 
+    def test_a_load_report_that_names_missing_tensors(self) -> None:
+        report = (
+            "[transformers] \x1b[1mLlamaForCausalLM LOAD REPORT\x1b[0m from: /m\n"
+            "Key                                 | Status     | \n"
+            "------------------------------------+------------+-\n"
+            "model.vision_tower.patch.weight     | UNEXPECTED | \n"
+        )
+        self.assertEqual(self.runtime.loading_fault(report), "")
+        self.assertEqual(self.runtime.loading_fault("- MISSING:\tthose params were new\n"), "")
+        rows = "".join(f"model.layers.{n}.mlp.up_proj.weight | MISSING    | \n" for n in (3, 4))
+        fault = self.runtime.loading_fault(f"{report}{rows}\nNotes:\n- MISSING:\tthose params\n")
+        self.assertEqual(
+            fault, "2 of its tensors are missing, model.layers.3.mlp.up_proj.weight first"
+        )
+
     def test_settings_have_bounds(self) -> None:
         for bad in (
             {"dtype": "float16"},

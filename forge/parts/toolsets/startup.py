@@ -200,6 +200,7 @@ class Startup:
             try:
                 address = await plane.endpoint(instance)
                 if await ChatClient(address).healthy():
+                    await self._refuse_incomplete(instance)
                     return address
             except RigError as error:
                 if error.error_class != "UNREACHABLE":
@@ -209,6 +210,15 @@ class Startup:
         raise RigError(
             "TIMEOUT", f"the model did not load in {_LOAD_PATIENCE_S:.0f} s", "get_server_logs()"
         )
+
+    async def _refuse_incomplete(self, instance: Instance) -> None:
+        fault = self._context.runtime.loading_fault(await self._context.plane.logs(instance, 2000))
+        if fault:
+            raise RigError(
+                "INVALID",
+                f"the checkpoint {instance.model} is not whole: {fault}",
+                "download it again, or serve another one",
+            )
 
     async def _first_token(self, instance: Instance, address: str, clock: _StartClock) -> None:
         """Prove readiness by a generation: a port that answers may still fail every request."""

@@ -2649,6 +2649,7 @@ class Runtime(Protocol):
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel: ...
     def launch(self, model: ServedModel) -> Launch: ...
     def loading_step(self, log: str) -> str: ...
+    def loading_fault(self, log: str) -> str: ...
 
 
 # ── runtimes / transformers_serve ─────────────────────────────────────────────────────────────────
@@ -2681,6 +2682,8 @@ _PROCESSOR_FILES = (
     "video_preprocessor_config.json",
 )
 _ELEMENT_BYTES_OF = {"bfloat16": 2, "float32": 4}
+# A row of the load report: name, status, and a detail that may be empty.
+_MISSING_TENSOR = re.compile(r"^(\S+)\s*\|\s*MISSING\b", re.M)
 # torch's threads spin while they wait for each other, which starves them beside other work. On 2
 # cores, SmolLM2-135M, medians of three answers, 2026-11-29: with 10,000 turns 40 tokens/s (left
 # alone: 37), and with both cores busy otherwise 19 (left alone: 11). GNU OpenMP's manual has it.
@@ -2828,6 +2831,16 @@ class TransformersServe:
         """The last line of `log` that tells how far loading has come, for people."""
         lines = [line.strip() for line in log.splitlines()[1:] if line.strip()]
         return lines[-1][:160] if lines else "importing torch"
+
+    def loading_fault(self, log: str) -> str:
+        """What a loaded model lacks, from the load report in `log`; empty when it is whole.
+
+        transformers fills absent tensors with random numbers, serves, and only mentions it.
+        """
+        missing = _MISSING_TENSOR.findall(log)
+        if not missing:
+            return ""
+        return f"{len(missing)} of its tensors are missing, {missing[0][:120]} first"
 
     @property
     def _embedded_folder(self) -> Path:
@@ -3395,6 +3408,7 @@ class Startup:
             try:
                 address = await plane.endpoint(instance)
                 if await ChatClient(address).healthy():
+                    await self._refuse_incomplete(instance)
                     return address
             except RigError as error:
                 if error.error_class != "UNREACHABLE":
@@ -3404,6 +3418,15 @@ class Startup:
         raise RigError(
             "TIMEOUT", f"the model did not load in {_LOAD_PATIENCE_S:.0f} s", "get_server_logs()"
         )
+
+    async def _refuse_incomplete(self, instance: Instance) -> None:
+        fault = self._context.runtime.loading_fault(await self._context.plane.logs(instance, 2000))
+        if fault:
+            raise RigError(
+                "INVALID",
+                f"the checkpoint {instance.model} is not whole: {fault}",
+                "download it again, or serve another one",
+            )
 
     async def _first_token(self, instance: Instance, address: str, clock: _StartClock) -> None:
         """Prove readiness by a generation: a port that answers may still fail every request."""
