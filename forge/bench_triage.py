@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.parts.boundaries.log_text import log_lines
+from forge.parts.boundaries.log_triage import triage_log
 from forge.parts.knowledge.failures import failure_bank
-from forge.parts.toolsets.diagnosis import NO_FAILURE, matched_outcome
+from forge.parts.knowledge.log_answer import NO_FAILURE
+from forge.parts.toolsets.diagnosis import matched_outcome
 from tests.failure_forms import (
     FORMS,
     FailureCase,
@@ -58,12 +59,12 @@ def given_cases(path: Path) -> list[FailureCase]:
 
 def judged(case: FailureCase, form: str, tally: TriageTally) -> str:
     """Count `case` in `form`; returns what was wrong, empty where nothing was."""
-    matches = failure_bank().diagnose(log_lines(in_form(case.text, form)))
+    answer = triage_log(in_form(case.text, form))
     tally.cases += 1
-    if not matches:
+    if not answer.failures:
         kind, line, told = _HEALTHY, "", NO_FAILURE
     else:
-        outcome = matched_outcome(matches, "")
+        outcome = matched_outcome(answer, "")
         kind, line = outcome.kind, outcome.line
         told = json.dumps(outcome.model_dump(exclude={"also_seen"}), ensure_ascii=False)
     missing = [
@@ -72,7 +73,7 @@ def judged(case: FailureCase, form: str, tally: TriageTally) -> str:
     tally.kind += kind == case.kind
     tally.line += case.line in line and (bool(line) or case.kind == _HEALTHY)
     tally.must += not missing
-    tally.false_alarms += case.kind == _HEALTHY and bool(matches)
+    tally.false_alarms += case.kind == _HEALTHY and bool(answer.failures)
     faults = [f"got {kind}"] if kind != case.kind else []
     faults += [f"lacks {', '.join(missing)}"] if missing else []
     faults += ["quotes another line"] if case.line not in line else []
@@ -86,7 +87,7 @@ def measured_speed(runs: int = 3) -> tuple[float, float]:
     best = float("inf")
     for _ in range(runs):
         begun = time.perf_counter()
-        if not failure_bank().diagnose(log_lines(data)):
+        if not triage_log(data).failures:
             raise RuntimeError("the failure at the end of the measured log was not found")
         best = min(best, time.perf_counter() - begun)
     return len(data) / 1e6, best

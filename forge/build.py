@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import os
 import shutil
@@ -143,14 +144,13 @@ def rig_environment(state: Path) -> dict[str, str]:
 
 def stage_rig(module: str, folder: Path) -> StagedRig:
     """Build one rig into `folder`/<its name>. Raises BuildError; touches nothing else."""
+    rig = load_rig(module)
     try:
-        source = bundle(f"forge.rigs.{module}", ROOT)
-        head = script_block(server_requirements(source.third_party))
-        server = source.render(f"{head}\n{source_line(module, 'rigs')}")
+        server = _server(module, rig.programs)
+        programs = {f"{name}.py": _program(name) for name in rig.programs}
         suite = _suite(module)
     except (BundleError, ValueError) as error:
         raise BuildError(f"forge/rigs/{module}.py: {error}") from error
-    rig = load_rig(module)
     stage, home = folder / rig.name, ROOT / rig.name
     if home.is_dir():
         shutil.copytree(home, stage, symlinks=True, ignore=shutil.ignore_patterns(*LITTER))
@@ -167,6 +167,8 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
     if not ejected:
         own = server
         put("server.py", server)
+        for name, text in programs.items():
+            put(name, text)
         if suite is not None:
             put("test_server.py", suite)
     try:
@@ -188,7 +190,9 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
     for path in (stage / "GemmaTools.md", stage / "README.md", *stage.glob("skills/**/*")):
         if path.is_file():
             files[path.relative_to(stage).as_posix()] = path.read_bytes()
-    shipped = {p.relative_to(stage).as_posix(): p.read_bytes() for p in shipped_files(stage)}
+    # A new measurement is no new plugin: what is installed does the same as before.
+    paths = [p for p in shipped_files(stage) if p.relative_to(stage).parts[0] != "benchmarks"]
+    shipped = {p.relative_to(stage).as_posix(): p.read_bytes() for p in paths}
     known = replace(known, version=plugin_version(shipped))
     for name, text in render_manifests(known).items():
         if name in VERSION_FILES:
@@ -258,11 +262,32 @@ def build(modules: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
+def _server(module: str, programs: Sequence[str]) -> str:
+    """The text of server.py. Its head names what its programs need too: they share one Python."""
+    source = bundle(f"forge.rigs.{module}", ROOT)
+    imports = set(source.third_party)
+    for name in programs:
+        imports |= set(bundle(f"forge.programs.{name}", ROOT).third_party)
+    head = script_block(server_requirements(imports))
+    return source.render(f"{head}\n{source_line(module, 'rigs')}", contents=True)
+
+
+@functools.cache  # the same for every rig that carries it
+def _program(name: str) -> str:
+    """The text of a program beside server.py, with a PEP 723 block where it needs packages."""
+    source = bundle(f"forge.programs.{name}", ROOT)
+    needed = server_requirements(source.third_party)
+    head = f"{script_block(needed)}\n" if needed else ""
+    return source.render(f"{head}{source_line(name, 'programs')}", contents=True)
+
+
 def _suite(module: str) -> str | None:
     """The text of test_server.py; None where the rig has no suite."""
     if not (ROOT / "forge" / "suites" / f"{module}.py").is_file():
         return None
-    return bundle(f"forge.suites.{module}", ROOT).render(source_line(module, "suites"))
+    return bundle(f"forge.suites.{module}", ROOT).render(
+        source_line(module, "suites"), contents=True
+    )
 
 
 def _write_documents(stage: Path, state: Path) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WIDTH = 100  # columns of a built file
+_UNNUMBERED = "-----"  # as wide as the line number that takes its place
 
 # Reading order, and the only direction of imports: from a section's own modules or earlier ones.
 SECTIONS: tuple[str, ...] = (
@@ -31,6 +32,7 @@ SECTIONS: tuple[str, ...] = (
     "forge.parts.runtimes",
     "forge.parts.toolsets",
     "forge.parts.assembly",
+    "forge.programs",
     "forge.rigs",
     "forge.suites",
 )
@@ -109,8 +111,10 @@ class Bundle:
     _sources: tuple[_Module, ...] = field(repr=False, compare=False)
     _sections: tuple[str, ...] = field(repr=False, compare=False)
 
-    def render(self, head: str = "") -> str:
+    def render(self, head: str = "", *, contents: bool = False) -> str:
         """The file's text, formatted; `head` is comment lines that go first (PEP 723 and so on).
+
+        `contents` adds a list of the modules under the docstring, each with the line of its banner.
 
         Raises BundleError for a head that is not comments, for what ruff refuses, and when a
         statement of the sources is not found again in the result.
@@ -121,7 +125,8 @@ class Bundle:
         entry = self._sources[-1]
         statements = {item.statement for module in self._sources for item in module.others}
         statements.add("from __future__ import annotations")
-        top = [head.strip("\n"), entry.docstring, "\n".join(sorted(statements))]
+        listed = _contents(self._sources, self._sections) if contents else ""
+        top = [head.strip("\n"), entry.docstring, listed, "\n".join(sorted(statements))]
         blocks = ["\n\n".join(text for text in top if text)]
         for module in self._sources:
             banner = _banner(module, self._sections, with_docstring=module is not entry)
@@ -129,7 +134,7 @@ class Bundle:
         text = _ruff("check", "\n\n\n".join(blocks) + "\n", "--select", "I", "--fix")
         text = _ruff("format", text)
         _prove(self._sources, statements, text)
-        return text
+        return _numbered(text) if contents else text
 
 
 def bundle(entry: str, root: Path, *, sections: Sequence[str] = SECTIONS) -> Bundle:
@@ -403,12 +408,38 @@ def _check_names(members: Sequence[_Module]) -> None:
 # Writing
 
 
-def _banner(module: _Module, sections: Sequence[str], *, with_docstring: bool) -> str:
-    """The comment block over a module: its section and name, then its docstring."""
+def _title(module: _Module, sections: Sequence[str]) -> str:
+    """A module's section and name, as its banner and the contents have them."""
     section = _section(module.name, sections) or ""
     path = module.name.removeprefix(section + ".").split(".")
-    title = " / ".join([section.rpartition(".")[2], *path])
-    lines = [f"# ── {title} ".ljust(WIDTH, "─")]
+    return " / ".join([section.rpartition(".")[2], *path])
+
+
+def _contents(sources: Sequence[_Module], sections: Sequence[str]) -> str:
+    """The list of what is in the file; `_numbered` fills in the lines once they are known."""
+    lines = ["# Contents, by line:"]
+    for module in sources:
+        docstring = ast.get_docstring(module.tree) or ""
+        line = f"# {_UNNUMBERED} {_title(module, sections)}: {docstring.partition(chr(10))[0]}"
+        lines.append(textwrap.shorten(line, WIDTH, placeholder=" …"))
+    return "\n".join(lines)
+
+
+def _numbered(text: str) -> str:
+    """`text` with the lines of the banners in its contents. Both are in the order of the file."""
+    lines = text.split("\n")
+    banners = iter([n for n, line in enumerate(lines, 1) if line.startswith("# ── ")])
+    mark = f"# {_UNNUMBERED} "
+    found = [
+        f"# {next(banners):5} {line[len(mark) :]}" if line.startswith(mark) else line
+        for line in lines
+    ]
+    return "\n".join(found)
+
+
+def _banner(module: _Module, sections: Sequence[str], *, with_docstring: bool) -> str:
+    """The comment block over a module: its section and name, then its docstring."""
+    lines = [f"# ── {_title(module, sections)} ".ljust(WIDTH, "─")]
     docstring = ast.get_docstring(module.tree) if with_docstring else None
     for line in docstring.split("\n") if docstring else ():
         indent = line[: len(line) - len(line.lstrip())]

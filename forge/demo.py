@@ -31,6 +31,11 @@ RIG = Path(__file__).resolve().parent.parent / "local-pytorch-cpu-2b"
 STATE = user_cache() / "gemma4-rigs" / "demo-state"  # kept, so that the next run knows times left
 START_PATIENCE_S = 900.0  # a first start downloads 93 MB and converts them
 STOP_PATIENCE_S = 60.0
+SMALL_GRID = {"concurrency": [1, 2], "context_tokens": [64], "output_tokens": 16} | {
+    "requests_per_cell": 4,
+    "seconds_per_cell": 20,
+    "save_result": False,  # figures of a few seconds are no report
+}
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WIDTH = 92
 
@@ -91,7 +96,8 @@ class Narrator:
 
     def heard(self, text: str, seconds: float) -> None:
         """The answer, wrapped, with the seconds it took."""
-        lines = textwrap.wrap(f"{text} ({seconds:.1f} s)", WIDTH) or ["(nothing)"]
+        told = f"{text} ({seconds:.1f} s)".split("\n")
+        lines = [line for part in told for line in textwrap.wrap(part, WIDTH)] or ["(nothing)"]
         for line in lines:
             self.say(f"   <- {line}" if line is lines[0] else f"      {line}")
 
@@ -120,6 +126,25 @@ class Session:
         if not good:
             raise DemoFailed(f"step {self._narrator.step}, {tool}, did not do what it should")
         return answer
+
+    async def job(
+        self,
+        thought: str,
+        tool: str,
+        show: Callable[[Answer], str] = lambda answer: str(answer.fields.get("summary", "")),
+        **arguments: Any,
+    ) -> None:
+        """Start a job and follow it to its good end. Raises DemoFailed."""
+        going = ("queued", "running")
+        answer = await self.call(thought, tool, _in_state(*going, "done"), **arguments, wait_s=2)
+        while answer.fields["state"] in going:
+            self._narrator.intend("I follow it.", f"get_job({answer.fields['job_id']!r}, …)")
+            arguments = {"job_id": answer.fields["job_id"], "wait_s": 50}
+            answer, seconds = await self._timed("get_job", arguments)
+            if not _in_state(*going, "done")(answer):
+                raise DemoFailed(f"{tool}: {answer.text}")
+            told = show if answer.fields["state"] == "done" else None
+            self._narrator.heard(told(answer) if told else answer.fields["summary"], seconds)
 
     async def _timed(self, tool: str, arguments: dict[str, Any]) -> tuple[Answer, float]:
         told = ""
@@ -158,6 +183,15 @@ async def play(client: Client, narrator: Narrator) -> None:
     wait_tool = next(name for name in sorted(tools) if name.startswith("wait_for_"))
     narrator.say(f"The server is up and offers {len(tools)} tools.")
 
+    await session.call(
+        "Before anything is paid for: would the largest one fit on a rented TPU v5e chip?",
+        "plan_deployment",
+        lambda answer: answer.fields.get("fits") is False and bool(answer.fields["reasons"]),
+        lambda answer: f"{answer.fields['summary']} {answer.fields['reasons'][0]}",
+        model="31B",
+        hardware="v5e1",
+        engine="vllm",
+    )
     status = await session.call(
         "What runs at the moment? I look before I touch anything.",
         "get_system_status",
@@ -165,6 +199,8 @@ async def play(client: Client, narrator: Narrator) -> None:
     )
     if status.fields["state"] != "stopped":
         await session.call("An earlier demo was cut off.", "stop_model", _in_state("stopped"))
+    for tool in sorted(name for name in tools if name.startswith(("build_", "install_"))):
+        await session.job("The engine may be missing here. What is there is not made twice.", tool)
     answer = await session.call(
         "Nothing runs. I start the model; that is a job, and I follow it for a while.",
         "serve_model",
@@ -202,6 +238,18 @@ async def play(client: Client, narrator: Narrator) -> None:
         _said,
         prompt="Name three colours.",
         max_tokens=24,
+    )
+    bench = next(name for name in tools if name.startswith("run_") and name.endswith("benchmark"))
+    await session.job(
+        "One answer is no measurement. A small grid, from a process of its own.",
+        bench,
+        lambda answer: "\n".join(answer.fields["result"]["cells"]),
+        **SMALL_GRID,
+    )
+    await session.call(
+        "And its log? It is running, so I expect nothing.",
+        "analyze_logs",
+        lambda answer: answer.fields.get("summary") == "no failure found",
     )
     await session.call(
         "Now the big one beside it. (This must fail, and say what to do.)",

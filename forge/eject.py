@@ -1,4 +1,4 @@
-"""`python3 -m forge.eject RIG`: a rig's server.py and test_server.py become its own.
+"""`python3 -m forge.eject RIG`: a rig's server.py, programs and test_server.py become its own.
 
 From then on the build leaves both alone, everything else of the rig is still built, and the check
 reports how far the server has drifted from what the forge would build, instead of failing.
@@ -16,6 +16,7 @@ from forge.build import (
     BuildError,
     build,
     is_ejected,
+    load_rig,
     module_of,
     source_line,
 )
@@ -25,14 +26,16 @@ def eject(name: str) -> None:
     """Mark the files of the rig `name` as its own. Raises BuildError where that makes no sense."""
     module = module_of(name)
     folder = ROOT / name.strip("/")
-    for kind, file in (("rigs", "server.py"), ("suites", "test_server.py")):
+    programs = [("programs", name, f"{name}.py") for name in load_rig(module).programs]
+    own = [("rigs", module, "server.py"), ("suites", module, "test_server.py"), *programs]
+    for kind, source, file in own:
         path = folder / file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if file == "server.py" and is_ejected(text):
             raise BuildError(f"{name}/{file} is ejected already: nothing to do")
-        built = source_line(module, kind) + "\n"
+        built = source_line(source, kind) + "\n"
         if built in text:
-            mark = f"{EJECTED_MARK}the rig's own since; it came from forge/{kind}/{module}.py.\n"
+            mark = f"{EJECTED_MARK}the rig's own since; it came from forge/{kind}/{source}.py.\n"
             path.write_text(text.replace(built, mark, 1), encoding="utf-8")
         elif file == "server.py":
             raise BuildError(f"{name}/{file} does not say that it is built: build the rig first")

@@ -17,11 +17,14 @@ REQUIRES_PYTHON = ">=3.11"
 SERVER_PINS: dict[str, str] = {
     "filelock": "filelock>=4,<5",
     "httpx2": "httpx2>=2.16,<3",
+    "matplotlib": "matplotlib>=3.10,<4",
     "mcp": "mcp>=2.3,<2.4",
     "platformdirs": "platformdirs>=4.3,<5",
     "psutil": "psutil>=7,<8",
     "pydantic": "pydantic>=2.14,<3",
     "pydantic_settings": "pydantic-settings>=2.16,<3",
+    # The load generator does without; with it a token costs about half (`make bench-client`).
+    "uvloop": "uvloop>=0.22,<1; sys_platform != 'win32'",
 }
 
 # Imported by a server inside functions only, and brought by its runtime's requirements.

@@ -5,6 +5,7 @@ PYTHON ?= python3
 PROMPT ?= In one sentence: what are you?
 YES ?=
 WAIT_S ?= 50
+BENCH ?=
 
 LAUNCH := $(PYTHON) launch.py
 CALL := $(LAUNCH) call
@@ -34,7 +35,7 @@ lint: ## check the Python files with ruff
 	@if $(LAUNCH) python -m ruff --version >/dev/null 2>&1; then ruff="$(LAUNCH) python -m ruff"; \
 	elif command -v ruff >/dev/null; then ruff=ruff; \
 	else echo "ruff is missing. Get it: $(PYTHON) -m pip install --user ruff" >&2; exit 1; fi; \
-	set -e -- server.py launch.py; [ ! -e test_server.py ] || set -- "$$@" test_server.py; \
+	set -e -- *.py; \
 	$$ruff check $(RUFF_FLAGS) --select E,F,I,UP,B "$$@"; \
 	$$ruff format $(RUFF_FLAGS) --check "$$@"
 
@@ -87,9 +88,14 @@ endpoint: ## the address of the served model
 query: ## ask the model: make query PROMPT='…'
 	@$(CALL) query_gemma4 "prompt=$$RIG_PROMPT"
 
-benchmark: ## measure one answer
-	@echo "This rig has no run_benchmark yet; query_gemma4_with_stats measures one answer:" >&2
-	@$(CALL) query_gemma4_with_stats "prompt=$$RIG_PROMPT"
+# Words of its own: make benchmark BENCH='concurrency=[1,2] context_tokens=[64,512] output_tokens=32'
+benchmark: ## measure the served model over a grid (BENCH='concurrency=[1,4] …') and save a report
+	@tool=$$($(CALL) list | awk '/^run_.*benchmark / { print $$1; exit }'); \
+	field() { printf '%s' "$$answer" | $(PYTHON) -c "$$RIG_FIELD" "$$1"; }; \
+	answer=$$($(CALL) --json "$$tool" $(BENCH)) || exit 1; job=$$(field job_id); \
+	while answer=$$($(CALL) --json get_job job_id=$$job wait_s=$(WAIT_S)) || exit 1; \
+		case $$(field state) in queued|running) true ;; *) false ;; esac; do :; done; \
+	field summary; [ "$$(field state)" = done ] && $(CALL) list_reports
 
 destroy: ## show what runs, ask, then stop it (YES=1 does not ask)
 	@$(CALL) get_system_status; echo; \

@@ -6,9 +6,32 @@ Drives the built server.py beside it through a real MCP client, offline, against
 `transformers serve`; needs what the server needs, and no torch. Writes to temporary folders only.
 """
 
+# Contents, by line:
+#    69 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
+#   379 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
+#   505 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
+#   538 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
+#   852 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
+#  1033 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
+#  1145 suites / bad_input: The attack corpus over every tool and every parameter of the live …
+#  1357 suites / command_line: server.py as a command: what the make targets call goes through the …
+#  1459 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
+#  1556 suites / folders: Model folders that must not be served: what each refusal says, and that …
+#  1750 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
+#  1834 suites / leaving: How the server goes: at once, with the right status, no attached child …
+#  1937 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
+#  2059 suites / outgoing: What leaves the rig: JSON-RPC and nothing else on its output, no secret …
+#  2190 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
+#  2253 suites / serving: The way of a model through its tools: serve, wait, ask, measure, look, …
+#  2459 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  2583 suites / start_faults: Every way in which a start can fail: its class, its reason, the …
+#  2689 suites / truth: What the records say against what is so: dead processes, strangers, …
+#  2916 suites / local_pytorch_cpu_2b: The suite of local-pytorch-cpu-2b: `python3 -m unittest …
+
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import importlib.util
 import io
@@ -32,7 +55,7 @@ import unittest
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -105,6 +128,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = control().get("fault", "")
         if fault.startswith("status "):
             return self.reply(int(fault.split()[1]), {"error": control().get("words", "no")})
+        if not body.get("stream") and not fault:
+            return self.reply(200, self.whole(body))
         self.send_response(200)
         kind = "text/html" if fault == "html" else "text/event-stream"
         self.send_header("Content-Type", kind)
@@ -120,6 +145,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if usage:
             event["usage"] = usage
         return event
+
+    def whole(self, body):
+        # The answer in one piece, for who did not ask for a stream.
+        words = (control().get("answer") or "Good day.").split(" ")[: body["max_tokens"]]
+        message = {"role": "assistant", "content": " ".join(words)}
+        prompt = sum(len(str(m["content"]).split()) for m in body["messages"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": len(words)}
+        return {
+            "id": "chatcmpl-1", "object": "chat.completion", "model": MODEL, "usage": usage,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
 
     def send(self, event):
         self.raw(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
@@ -170,7 +206,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return None
             if fault == "stalls":
                 time.sleep(60)
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(text.split())}
+        made = len(words) or len(text.split())
+        usage = {"prompt_tokens": prompt, "completion_tokens": made}
         usage["total_tokens"] = sum(usage.values())
         self.send(self.chunk({}, "length" if cut else "stop", usage))
         return None
@@ -243,6 +280,14 @@ class FakeEngine:
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (self.folder / "sitecustomize.py").write_text(_HOLDING_SITE)
+
+    def surroundings(self) -> dict[str, str]:
+        """Variables, beside PYTHONPATH, by which a rig finds the fake."""
+        return {}
+
+    def headers(self) -> dict[str, str]:
+        """What a request to the engine itself has to carry."""
+        return {}
 
     def hold_environment_check(self, hold: bool) -> None:
         """Whether the rig's look for its packages hangs, as on a disk that does not answer."""
@@ -504,11 +549,16 @@ class RigUnderTest:
     """The rig that a bundled suite tests: its `folder`, and its tools by name with their effect.
 
     The effects are reads, changes and destroys. They stand in the rig's own suite, by hand,
-    because they are the promise; everything else is taken from the live tool list.
+    because they are the promise; everything else is taken from the live tool list. `make_engine`
+    is the fake of its engine, `make_model` writes a small model that it would serve. `words` has
+    its own name for each tool that the shared suites call by the first rig's.
     """
 
     folder: Path
     tools: Mapping[str, str]
+    make_engine: Callable[[Path], FakeEngine] = FakeEngine
+    make_model: Callable[[Path], Path] = write_tiny_folder
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 _RUNNER = """\
@@ -535,6 +585,11 @@ def use_rig(rig: RigUnderTest) -> None:
 def rig_under_test() -> RigUnderTest:
     """The rig that `use_rig` chose."""
     return _rig_chosen[0]
+
+
+def spelled(tool: str) -> str:
+    """The rig's own name for a tool that the shared suites call by the first rig's."""
+    return rig_under_test().words.get(tool, tool)
 
 
 def loaded_server(server_file: Path) -> Any:
@@ -574,13 +629,14 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.place = Path(folder.name).resolve()
         cls.module = loaded_server(rig_under_test().folder / "server.py")
-        cls.engine = FakeEngine(cls.place / "fake")
+        cls.engine = rig_under_test().make_engine(cls.place / "fake")
         cls.engine.install()
-        cls.model = str(write_tiny_folder(cls.place / "models" / "tiny"))
+        cls.model = str(rig_under_test().make_model(cls.place / "models" / "tiny"))
         cls.port = free_port()
         cls.rig_folder = cls.place / "rig"
         cls.rig_folder.mkdir()
-        shutil.copy(rig_under_test().folder / "server.py", cls.rig_folder)
+        for name in ("server.py", *(f"{name}.py" for name in cls.module.RIG.programs)):
+            shutil.copy(rig_under_test().folder / name, cls.rig_folder)
         cls.write_settings(MODEL_NAME=cls.model, PORT=str(cls.port))
         cls.state = cls.place / "state"
         cls.environment = cls._clean_environment()
@@ -610,6 +666,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
             "PYTHONPATH": os.pathsep.join(packages),
             "XDG_STATE_HOME": str(cls.state),
             "XDG_CACHE_HOME": str(cls.place / "cache"),
+            **cls.engine.surroundings(),
         }
 
     @classmethod
@@ -718,13 +775,13 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
 
     async def answer(self, client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
         """The structured result of a call that must succeed."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         self.assertFalse(result.is_error, f"{tool}: {result.content}")
         return dict(result.structured_content or {})
 
     async def text(self, client: Client, tool: str, /, **arguments: Any) -> str:
         """The text of a call that must succeed."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         self.assertFalse(result.is_error, f"{tool}: {result.content}")
         return "".join(item.text for item in result.content if item.type == "text")
 
@@ -732,7 +789,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         self, client: Client, tool: str, error_class: str, /, **arguments: Any
     ) -> str:
         """The text of a call that must fail with `error_class` as its first word."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         text = "".join(item.text for item in result.content if item.type == "text")
         self.assertTrue(result.is_error, f"{tool} succeeded: {text}")
         self.assertEqual(text.split(" ")[0], error_class, text)
@@ -831,7 +888,7 @@ class AnswerFaultSuite(RigCase):
         self.assertFalse(health["healthy"], health)
         self.assertIn(why, health["reason"])
         self.assertIn(health["reason"], health["summary"])
-        self.assertEqual(health["next_step"], "get_server_logs()")
+        self.assertEqual(health["next_step"], f"{spelled('get_server_logs')}()")
 
     async def _broken(self, client: Client, why: str) -> None:
         """The three askers agree that the answer broke off: error, marked figures, not healthy."""
@@ -1124,7 +1181,22 @@ ATTACK_CORPUS = (
     "embedded\n",
     "google/gemma-4-E2B-it\x00",
 )
+# A log pasted into these is read as data, whatever it holds: nothing in it can be refused.
+_LOG_TEXTS = (("analyze_logs", "text"), ("suggest_sre_remediation", "text"))
+# What a required argument is given while another one is attacked.
+_STAND_INS = {
+    "first": "2026-01-01-gemma4-e2b-vllm-cpu",
+    "second": "2026-01-02-gemma4-e2b-vllm-cpu",
+    "name": "2026-01-01-gemma4-e2b-vllm-cpu",
+    "job_id": "serve-20260101-000000-abcdef",
+}
 _WRONG_TYPES: tuple[Any, ...] = (5, 1.5, True, None, [], ["a"], {}, {"a": 1})
+
+
+def _required(tool: Tool, but: str = "") -> dict[str, str]:
+    """A fitting value for every argument that `tool` requires, `but` aside."""
+    names = [name for name in tool.input_schema.get("required", []) if name != but]
+    return {name: _STAND_INS.get(name, "hello") for name in names}
 
 
 def _tells(fault: str, parameter: str) -> bool:
@@ -1170,8 +1242,7 @@ class BadInputSuite(RigCase):
         for tool in self.tools:
             for name, schema in parameters_of(tool).items():
                 if schema.get("type") == "string":
-                    required = [n for n in tool.input_schema.get("required", []) if n != name]
-                    yield tool.name, name, {other: "hello" for other in required}
+                    yield tool.name, name, _required(tool, name)
 
     def test_every_attack_on_every_string_of_every_tool(self) -> None:
         attacked = passed = 0
@@ -1188,7 +1259,10 @@ class BadInputSuite(RigCase):
                     fault = call_fault(server.call(tool, {**others, parameter: attack}))
                     arrived = self.engine.requests()[seen:]
                     where = f"{tool}.{parameter} = {attack[:60]!r}: {fault[:200]}"
-                    if fault:
+                    if (tool, parameter) in _LOG_TEXTS and len(attack) < 1_000_000:
+                        self.assertEqual(fault, "", where)
+                        self.assertEqual(arrived, [], f"{where} went to the model")
+                    elif fault:
                         self.assertTrue(_tells(fault, parameter), where)
                         self.assertEqual(arrived, [], where)
                         if len(attack) > 20:
@@ -1214,9 +1288,7 @@ class BadInputSuite(RigCase):
         numbers = 0
         with self.unharmed() as server:
             for tool in self.tools:
-                required = {name: "hello" for name in tool.input_schema.get("required", [])}
-                if "job_id" in required:
-                    required["job_id"] = "serve-20260101-000000-abcdef"
+                required = _required(tool)
                 for name, schema in parameters_of(tool).items():
                     if schema.get("type") not in ("integer", "number"):
                         continue
@@ -1233,11 +1305,10 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool in self.tools:
                 for name in tool.input_schema.get("required", []):
-                    fault = call_fault(server.call(tool.name, {}))
+                    fault = call_fault(server.call(tool.name, _required(tool, name)))
                     self.assertTrue(_tells(fault, name), f"{tool.name}: {fault}")
-                extra = {name: "hello" for name in tool.input_schema.get("required", [])}
                 for stranger in ("confirm", "__class__", "ctx", "self", "a\nb", "x" * 10_000):
-                    fault = call_fault(server.call(tool.name, {**extra, stranger: "yes"}))
+                    fault = call_fault(server.call(tool.name, {**_required(tool), stranger: "yes"}))
                     self.assertTrue(fault.startswith("INVALID "), f"{tool.name}: {fault[:200]}")
                     self.assertLess(len(fault), 10_000)
 
@@ -1277,7 +1348,8 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool, parameter, others in self._strings():
                 answer = server.call(tool, {**others, parameter: f"\x00{secret}"})
-                self.assertTrue(call_fault(answer), tool)
+                if (tool, parameter) not in _LOG_TEXTS:
+                    self.assertTrue(call_fault(answer), tool)
                 self.assertNotIn(secret, json.dumps(answer))
         self.assertNotIn(secret, self.stderr_file.read_text())
 
@@ -1335,7 +1407,7 @@ class CommandLineSuite(RigCase):
     def test_what_is_refused_is_refused_here_too(self) -> None:
         for words, error_class in (
             (("call", "serve_model", "model=; touch P #"), "INVALID model"),
-            (("call", "get_server_logs", "lines=many"), "INVALID lines"),
+            (("call", spelled("get_server_logs"), "lines=many"), "INVALID lines"),
             (("call", "stop_model", "confirm=yes"), "INVALID confirm"),
             (("call", "query_gemma4", "prompt"), "INVALID"),
             (("call", "destroy_everything"), "NOT_FOUND"),
@@ -1382,6 +1454,103 @@ class CommandLineSuite(RigCase):
         self.assertEqual(status, 1)
         self.assertIn("chat template", out)
         self.assertIn("get it:", out)
+
+
+# ── suites / diagnosing ───────────────────────────────────────────────────────────────────────────
+# Diagnosis on the rig: its own failed starts, pasted logs, and triage.py by itself.
+#
+# Which signatures there are and what they say is tested where they are made.
+
+_KV = (
+    "ValueError: The model's max seq len (65536) is larger than the maximum number of tokens that "
+    "can be stored in KV cache (20480)."
+)
+_OLD_LIBRARY = (
+    "The checkpoint you are trying to load has model type `gemma9` but Transformers does not "
+    "recognize this architecture."
+)
+
+
+class DiagnosingSuite(RigCase):
+    """The line, the cause, the change; and nothing where nothing is wrong."""
+
+    async def test_a_failed_start_is_explained(self) -> None:
+        self.engine.script(crash=_OLD_LIBRARY)
+        async with self.in_process() as client:
+            await self.refusal(client, "serve_model", "INTERNAL", wait_s=50)
+            found = await self.answer(client, "analyze_logs")
+            self.assertTrue(found["found"], found)
+            self.assertIn("gemma9", found["line"])
+            self.assertTrue(found["changes"])
+            again = await self.answer(client, "suggest_sre_remediation")
+            self.assertEqual(again["kind"], found["kind"])
+            self.assertTrue(again["steps"])
+        self.assertEqual(self.processes("server"), [], "advice started something")
+
+    async def test_a_healthy_log_and_no_log_at_all(self) -> None:
+        async with self.in_process() as client:
+            if not list(self.rig_state.glob("logs/*.log")):
+                await self.refusal(client, "analyze_logs", "NOT_FOUND")
+            await self.serve(client)
+            found = await self.answer(client, "analyze_logs")
+        self.assertEqual(found["summary"], "no failure found")
+
+    async def test_the_starts_are_shown_by_phase(self) -> None:
+        async with self.in_process() as client:
+            await self.serve(client)
+            shown = await client.call_tool("get_boot_timeline", {})
+        words = "".join(item.text for item in shown.content if item.type == "text")
+        for phase in self.assembled().context.runtime.phases:
+            self.assertIn(phase, words)
+        (picture,) = [item for item in shown.content if item.type == "image"]
+        self.assertTrue(base64.b64decode(picture.data).startswith(b"\x89PNG"))
+
+    async def test_a_pasted_log_in_both_protocol_modes(self) -> None:
+        for mode in ("auto", "legacy"):
+            async with self.in_process(mode) as client:
+                found = await self.answer(client, "analyze_logs", text=f"noise\n{_KV}\n")
+                self.assertEqual(found["kind"], "kv_cache_too_small")
+                self.assertEqual(found["line"], _KV)
+                self.assertEqual(found["changes"][0]["to_value"], "20480")
+                self.assertTrue(found["will_not_help"])
+
+    def test_triage_needs_nothing_but_python(self) -> None:
+        program = str(self.rig_folder / "triage.py")
+        cases: tuple[tuple[list[str], str, int, str], ...] = (
+            (["-"], f"noise\n{_KV}\n", 1, "--max-model-len: 65536 -> 20480"),
+            (["--json", "-"], _KV, 1, '"kind": "kv_cache_too_small"'),
+            ([], "all is well\n", 0, "no failure found"),
+            ([str(self.place / "absent.log")], "", 2, ""),
+        )
+        for words, log, status, wanted in cases:
+            with self.subTest(words=words):
+                done = subprocess.run(
+                    # -I -S: no package, no path but the program's own.
+                    [sys.executable, "-I", "-S", program, *words],
+                    input=log,
+                    capture_output=True,
+                    text=True,
+                )
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(wanted, done.stdout)
+                self.assertNotIn("Traceback", done.stderr)
+        answer = json.loads(
+            subprocess.run(
+                [sys.executable, "-I", "-S", program, "--json"],
+                input=b"\xff\x00" * 1000 + _KV.encode(),
+                capture_output=True,
+            ).stdout
+        )
+        self.assertEqual(answer["failures"][0]["kind"], "kv_cache_too_small")
+
+    async def test_a_rig_without_its_triage_says_so(self) -> None:
+        program = self.rig_folder / "triage.py"
+        kept = program.read_bytes()
+        program.unlink()
+        self.addCleanup(program.write_bytes, kept)
+        async with self.in_process() as client:
+            text = await self.refusal(client, "analyze_logs", "NOT_FOUND", text="x")
+        self.assertIn("triage.py", text)
 
 
 # ── suites / folders ──────────────────────────────────────────────────────────────────────────────
@@ -1600,7 +1769,7 @@ class FullDiskSuite(RigCase):
         self.assertTrue(fault.startswith("DENIED "), fault)
         for word in (*words, " Next: "):
             self.assertIn(word, fault)
-        for tool in ("get_system_status", "wait_for_model_ready", "get_help"):
+        for tool in ("get_system_status", spelled("wait_for_model_ready"), "get_help"):
             self.assertEqual(call_fault(server.call(tool, {})), "", tool)
         status = server.call("get_system_status", {})["result"]["structuredContent"]
         self.assertEqual(status["state"], "stopped")
@@ -1752,7 +1921,8 @@ class LeavingSuite(RigCase):
                     self.leave(server, way)
                     self.assertEqual(self.processes(), detached, "a detached process was hurt")
                 with self.server() as server:
-                    ready = server.call("wait_for_model_ready", {})["result"]["structuredContent"]
+                    answer = server.call(spelled("wait_for_model_ready"), {})
+                    ready = answer["result"]["structuredContent"]
                     self.assertEqual(
                         (ready["state"], ready["job_id"]), ("ready", begun["job_id"]), ready
                     )
@@ -1762,6 +1932,128 @@ class LeavingSuite(RigCase):
                     self.assertEqual(call_fault(answered), "")
                     self.assertEqual(call_fault(server.call("stop_model", {})), "")
                 await self.assert_all_gone()
+
+
+# ── suites / measuring ────────────────────────────────────────────────────────────────────────────
+# Measuring on the rig: from run_benchmark to the picture, the plan on paper, the probes.
+#
+# The model is the scripted one, so figures mean nothing here; that they are right is tested where
+# the
+# load generator is made.
+
+_PNG = b"\x89PNG\r\n"
+
+
+class MeasuringSuite(RigCase):
+    """What is measured becomes a report, and what is not known is not said."""
+
+    keeps_running = True
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.serve_for_class()
+
+    async def bench_name(self, client: Client) -> str:
+        """This rig's own name of run_benchmark."""
+        tools = (await client.list_tools()).tools
+        return next(tool.name for tool in tools if tool.name.startswith("run_"))
+
+    async def measured(self, client: Client, **arguments: Any) -> dict[str, Any]:
+        """A small benchmark, run to its end; the finished job."""
+        small = {"concurrency": [1, 2], "context_tokens": [64], "output_tokens": 4}
+        small |= {"requests_per_cell": 4, "seconds_per_cell": 5}
+        begun = await self.answer(client, await self.bench_name(client), **{**small, **arguments})
+        return await self.followed(client, begun["job_id"])
+
+    async def followed(self, client: Client, job_id: str) -> dict[str, Any]:
+        job = await self.answer(client, "get_job", job_id=job_id, wait_s=50)
+        while job["state"] in ("queued", "running"):
+            job = await self.answer(client, "get_job", job_id=job_id, wait_s=50)
+        return job
+
+    async def test_from_the_benchmark_to_the_picture(self) -> None:
+        async with self.in_process() as client:
+            job = await self.measured(client)
+            self.assertEqual(job["state"], "done", job)
+            name = job["result"]["report"]
+            listed = await self.answer(client, "list_reports")
+            self.assertEqual(listed["reports"][0]["name"], name)
+            page = await self.text(client, "show_report", name=name)
+            self.assertIn("c2", page)
+            shown = await client.call_tool("show_report", {"name": name, "view": "curves"})
+        (picture,) = [item for item in shown.content if item.type == "image"]
+        self.assertTrue(base64.b64decode(picture.data).startswith(_PNG))
+        files = list(self.state.rglob(f"{name}.json"))
+        self.assertEqual(len(files), 1, "the report lies in the state folder, and once")
+        report = json.loads(files[0].read_text())
+        self.assertEqual(report["run"]["rig"], self.module.RIG.name)
+        self.assertEqual(report["planned_cells"], 2)
+        self.assertTrue(report["workload"]["tool_version"].startswith(self.module.RIG_VERSION))
+        self.assertNotIn(str(self.place), files[0].read_text(), "a path of this computer got out")
+        kept = {path.name for path in self.rig_folder.iterdir()}
+        self.assertNotIn("benchmarks", kept, "a copy that is no checkout got files")
+
+    async def test_two_reports_of_one_build_are_compared(self) -> None:
+        async with self.in_process() as client:
+            names = [(await self.measured(client))["result"]["report"] for _ in range(2)]
+            self.assertNotEqual(names[0], names[1])
+            both = await self.answer(client, "compare_reports", first=names[0], second=names[1])
+        self.assertEqual(both["blocking"], [])
+
+    async def test_an_engine_that_fails_is_reported_as_failing(self) -> None:
+        self.engine.script(fault="status 500")
+        async with self.in_process() as client:
+            job = await self.measured(client, save_result=False)
+            listed = await self.answer(client, "list_reports")
+        said = json.dumps(job)
+        self.assertIn("500", said)
+        self.assertNotIn("tok/s", said.replace("0.0 tok/s", ""), "a failed cell has a rate")
+        self.assertFalse([line for line in listed["reports"] if line["fault"]])
+
+    async def test_the_own_plan_and_one_that_arithmetic_refuses(self) -> None:
+        async with self.in_process() as client:
+            own = await self.answer(client, "plan_deployment")
+            big = await self.answer(client, "plan_deployment", model="31B", hardware="v5e1")
+            self.assertFalse(big["fits"])
+            self.assertEqual(big["verdict"], "refused by arithmetic")
+            self.assertTrue(big["reasons"])
+            small = await self.answer(
+                client, "plan_deployment", model="E2B", hardware="v6e1", engine="vllm"
+            )
+        self.assertGreater(own["memory_bytes"]["weights, all"], 0)
+        self.assertTrue(small["fits"], small["reasons"])
+        self.assertGreater(small["usd"]["per hour"], 0)
+
+    async def test_the_probes_judge_and_keep_their_evidence(self) -> None:
+        async with self.in_process() as client:
+            begun = await self.answer(client, "probe_capabilities", cases=["determinism"])
+            job = await self.followed(client, begun["job_id"])
+        self.assertEqual(job["state"], "done", job)
+        self.assertEqual(job["result"]["verdicts"]["greedy_repeats"], "pass")
+
+    async def test_two_measurements_at_once_are_refused(self) -> None:
+        self.engine.script(pace_s=0.2)
+        async with self.in_process() as client:
+            tool = await self.bench_name(client)
+            first = await self.answer(client, tool, concurrency=[1], context_tokens=[64])
+            for other in (tool, "probe_capabilities"):
+                text = await self.refusal(client, other, "BUSY")
+                self.assertIn(first["job_id"], text)
+            await self.answer(client, "cancel_job", job_id=first["job_id"])
+        await self.until(lambda: not self.processes("job"), "the cancelled job's worker is left")
+
+    def test_the_load_generator_by_hand_says_what_it_needs(self) -> None:
+        for words, wanted in (([], "usage"), ([str(self.place)], "holds no plan")):
+            done = subprocess.run(
+                [sys.executable, str(self.rig_folder / "loadgen.py"), *words],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+            )
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(wanted, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
 
 
 # ── suites / outgoing ─────────────────────────────────────────────────────────────────────────────
@@ -1799,7 +2091,7 @@ class OutgoingSuite(RigCase):
     def call_all(self, server: RawServer) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every tool once, with arguments that it takes; what ends the model comes last."""
         arguments: dict[str, dict[str, Any]] = {
-            "get_server_logs": {"lines": 2000},
+            spelled("get_server_logs"): {"lines": 2000},
             "query_gemma4": {"prompt": "hello"},
             "query_gemma4_with_stats": {"prompt": "hello"},
             "get_job": {"job_id": "serve-20260101-000000-abcdef"},
@@ -1844,7 +2136,8 @@ class OutgoingSuite(RigCase):
         with self.server() as server:
             fault = call_fault(server.call("serve_model", {"wait_s": 50}))
             self.assertIn("RuntimeError: out of luck", fault)
-            log = server.call("get_server_logs", {"lines": 2000})["result"]["content"][0]["text"]
+            answer = server.call(spelled("get_server_logs"), {"lines": 2000})
+            log = answer["result"]["content"][0]["text"]
             self.assertIn("the last line of the noise", log)
             self.assertTrue(log.rstrip().endswith("RuntimeError: out of luck"), log[-200:])
             self.assertIn("left out", log)
@@ -1890,7 +2183,7 @@ class OutgoingSuite(RigCase):
                 text = json.dumps(answer)
                 self.assertNotIn(others, text, tool)
                 self.assertNotIn(mine, text, tool)
-                if tool in ("query_gemma4", "get_server_logs"):
+                if tool in ("query_gemma4", spelled("get_server_logs")):
                     self.assertIn("the token is [redacted]", text, tool)
 
 
@@ -1966,6 +2259,8 @@ HEALTH_ANSWER = "Paris."
 class ServingSuite(RigCase):
     """From nothing to an answer and back, as an agent does it."""
 
+    architecture = "Gemma4ForCausalLM"  # of the small model, as its files name it
+
     async def test_the_whole_way_over_stdio(self) -> None:
         told: list[tuple[float, str]] = []
 
@@ -1978,10 +2273,10 @@ class ServingSuite(RigCase):
             self.assertEqual((await self.answer(client, "get_system_status"))["state"], "stopped")
             begun = await self.answer(client, "serve_model")
             self.assertEqual(begun["state"], "starting")
-            self.assertIn("wait_for_model_ready", begun["next_step"])
+            self.assertIn(spelled("wait_for_model_ready"), begun["next_step"])
             self.assertIsNone(begun["remaining_s"], "a time left before any start was measured")
             result = await client.call_tool(
-                "wait_for_model_ready", {"wait_s": 50}, progress_callback=tell
+                spelled("wait_for_model_ready"), {"wait_s": 50}, progress_callback=tell
             )
             ready = dict(result.structured_content or {})
             self.assertEqual(ready["state"], "ready", ready)
@@ -2013,13 +2308,14 @@ class ServingSuite(RigCase):
         self.assertEqual(roles, [("system", "be short"), ("user", "two words")])
         self.assertEqual((sent["max_tokens"], sent["temperature"]), (7, 0))
         details = await self.answer(client, "get_model_details")
-        self.assertEqual(details["architecture"], "Gemma4ForCausalLM")
+        self.assertEqual(details["architecture"], self.architecture)
         self.assertEqual(details["folder"], self.model)
         self.assertIn("per-layer embedding", details["beside"])
         endpoint = await self.answer(client, "get_endpoint")
         address = f"http://127.0.0.1:{self.port}/v1"
         self.assertEqual((endpoint["base_url"], endpoint["model"]), (address, self.model))
-        with urllib.request.urlopen(f"{address}/models", timeout=10) as reply:
+        asked = urllib.request.Request(f"{address}/models", headers=self.engine.headers())
+        with urllib.request.urlopen(asked, timeout=10) as reply:
             self.assertEqual(reply.status, 200)
         log = await self.text(client, "get_server_logs")
         self.assertIn("Loading weights: 100%", log)
@@ -2029,6 +2325,12 @@ class ServingSuite(RigCase):
         status = await self.answer(client, "get_system_status")
         self.assertEqual((status["state"], status["model"]), ("ready", self.model))
         self.assertEqual([status["pid"]], self.processes("server"))
+        self.assertIn(f"is ready at {status['endpoint']}", status["summary"].splitlines()[0])
+        for half in ("machine", "cost"):
+            self.assertEqual(status[half]["missing"], "", half)
+        figures = {name: value for name, value in status["load"].items() if name != "missing"}
+        if None in figures.values():  # an engine that does not count everything says so
+            self.assertTrue(status["load"]["missing"], figures)
         stopped = await self.answer(client, "stop_model")
         self.assertIn(str(status["pid"]), stopped["summary"])
         await self.assert_all_gone()
@@ -2122,7 +2424,7 @@ class ServingSuite(RigCase):
 
     async def test_a_client_that_goes_away_stops_nothing(self) -> None:
         """And a model that is given as an argument wins over the one of the settings."""
-        other = str(write_tiny_folder(self.place / "models" / "another one"))
+        other = str(rig_under_test().make_model(self.place / "models" / "another one"))
         self.engine.script(load_s=0.3)
         async with self.in_process() as client:
             begun = await self.answer(client, "serve_model", model=other)
@@ -2144,7 +2446,8 @@ class ServingSuite(RigCase):
             if not path.name.endswith(".lock"):
                 self.assertEqual(path.stat().st_mode & 0o077, 0, f"{path} can be read by others")
         written = {path.name for path in self.rig_folder.iterdir()} - {"__pycache__"}
-        self.assertEqual(written, {"server.py", "tpu.env"})
+        programs = {f"{name}.py" for name in self.module.RIG.programs}
+        self.assertEqual(written, {"server.py", "tpu.env", *programs})
         self.assertEqual([p for p in Path(self.environment["HOME"]).iterdir()], [])
         start = self.engine.starts()[-1]
         argv = start["argv"]
@@ -2302,7 +2605,7 @@ class StartFaultSuite(RigCase):
         self.engine.script(crash="the tensor 'lm_head' does not fit")
         async with self.in_process() as client:
             text = await self._fails(client, "INTERNAL", "RuntimeError", "does not fit")
-            self.assertIn("get_server_logs()", text)
+            self.assertIn(f"{spelled('get_server_logs')}()", text)
             self.assertIn("Traceback", await self.text(client, "get_server_logs"))
             again = await self.refusal(client, "wait_for_model_ready", "INTERNAL")
             self.assertIn("does not fit", again)
@@ -2333,7 +2636,8 @@ class StartFaultSuite(RigCase):
         self.write_runner("short.py", "server._LOAD_PATIENCE_S = 1.0")
         self.engine.script(never_listens=True)
         async with self.in_process(server_file="short.py") as client:
-            await self._fails(client, "TIMEOUT", "did not load in 1 s", "get_server_logs()")
+            words = ("did not load in 1 s", f"{spelled('get_server_logs')}()")
+            await self._fails(client, "TIMEOUT", *words)
 
     async def test_it_ignores_the_signal_to_end(self) -> None:
         self.engine.script(ignores_sigterm=True)
@@ -2624,6 +2928,16 @@ TOOLS_WITH_EFFECT = {
     "query_gemma4_with_stats": "reads",
     "get_job": "reads",
     "cancel_job": "destroys",
+    "get_metrics": "reads",
+    "run_benchmark": "changes",
+    "list_reports": "reads",
+    "show_report": "reads",
+    "compare_reports": "reads",
+    "plan_deployment": "reads",
+    "probe_capabilities": "changes",
+    "analyze_logs": "reads",
+    "suggest_sre_remediation": "reads",
+    "get_boot_timeline": "reads",
     "get_help": "reads",
 }
 
@@ -2648,6 +2962,8 @@ SUITES = (
     LeavingSuite,
     OutgoingSuite,
     CommandLineSuite,
+    MeasuringSuite,
+    DiagnosingSuite,
 )
 
 

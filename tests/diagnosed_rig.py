@@ -23,6 +23,7 @@ from forge.parts.planes.plane import Instance
 from forge.parts.toolsets.diagnosis import DiagnosisToolset
 from forge.parts.toolsets.second_opinion import DiagnosisSettings
 from forge.rigs.local_pytorch_cpu_2b import RIG, LocalPytorchSettings
+from tests.rig_programs import write_programs
 
 SERVER = """\
 import sys
@@ -133,4 +134,5 @@ def assembled(folder: Path, **settings: str) -> AssembledRig:
     values = {"MODEL_NAME": "embedded", "PORT": "8017", "MAX_MODEL_LEN": "4096"} | settings
     (folder / "tpu.env").write_text("".join(f"{k}={v}\n" for k, v in values.items()))
     (folder / "server.py").write_text(SERVER)
+    write_programs(folder)
     return AssembledRig(diagnosed_rig(), folder / "server.py")

@@ -1,13 +1,13 @@
 """A rig whose model server is the scripted one: real toolsets, jobs and processes over a fake edge.
 
-Its server.py in a folder of its own is three lines, because jobs and the load generator start
-`server.py` themselves. Knows no test.
+Its server.py in a folder of its own is three lines, because a job starts its worker from
+it, and the programs of the rig lie beside it. Knows no test.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,10 +15,9 @@ from pydantic import Field
 
 from forge.parts.assembly.command_line import run_rig
 from forge.parts.assembly.rig import Rig
-from forge.parts.boundaries.load_generator import run_load_folder
 from forge.parts.ground.settings import RigSettings
 from forge.parts.planes.plane import Finding, Instance, Room
-from forge.parts.runtimes.runtime import Need, ServedModel
+from forge.parts.runtimes.runtime import MetricUse, Need, ServedModel
 from forge.parts.toolsets.benchmark import BenchmarkToolset
 from forge.parts.toolsets.reports import ReportsToolset
 from forge.parts.toolsets.work import JobsToolset
@@ -72,9 +71,15 @@ class ScriptedRuntime:
     """A runtime whose weights are nowhere; `bench` is its word in the name of the tool."""
 
     phases: Sequence[str] = ()
+    metric_names: Mapping[MetricUse, str] = {}
+    key = ""  # what the scripted server would ask for
+
+    def api_key(self) -> str:
+        return self.key
 
     def __init__(self, bench: str) -> None:
         self.vocabulary = {"engine": "scripted engine", "ready": "model", "server": "server"}
+        self.vocabulary |= {"logs": "server_logs", "endpoint": "endpoint"}
         if bench:
             self.vocabulary["bench"] = bench
 
@@ -103,8 +108,6 @@ def scripted_rig(bench: str = "") -> Rig:
 
 def run_scripted_rig(server_file: Path, argv: Sequence[str]) -> int:
     """What the folder's server.py does."""
-    if argv[:1] == ["loadgen"]:
-        return run_load_folder(Path(argv[1]))
     return run_rig(scripted_rig(), server_file, argv)
 
 

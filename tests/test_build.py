@@ -74,7 +74,14 @@ class BuildTests(ForgeCopyCase):
     def test_every_kind_of_file_is_built(self) -> None:
         for rig in RIGS:
             for name in (
-                *("server.py", "test_server.py", "requirements.txt", "requirements-runtime.txt"),
+                *(
+                    "server.py",
+                    "loadgen.py",
+                    "triage.py",
+                    "test_server.py",
+                    "requirements.txt",
+                    "requirements-runtime.txt",
+                ),
                 *("launch.py", "Makefile", "set_env.sh", "GemmaTools.md", ".claude/CLAUDE.md"),
                 *(".claude-plugin/plugin.json", ".mcp.json", "gemini-extension.json"),
                 *(".codex/config.toml", ".agents/mcp_config.json"),

@@ -692,6 +692,24 @@ class Text(TreeCase):
         short = re.sub("─{6,}", "─────", text)
         self.assertEqual(short, textwrap.dedent(expected).lstrip("\n"))
 
+    def test_contents_name_the_line_of_every_banner(self) -> None:
+        made = self.bundle(FORGE)
+        lines = made.render(contents=True).split("\n")
+        begin = lines.index("# Contents, by line:")
+        listed = [line for line in lines[begin + 1 : begin + 5]]
+        self.assertEqual(lines[begin + 5], "")
+        self.assertLess(begin, lines.index("from __future__ import annotations"))
+        banners = [n for n, line in enumerate(lines, 1) if line.startswith("# ── ")]
+        self.assertEqual(len(listed), len(banners))
+        for line, number in zip(listed, banners, strict=True):
+            self.assertEqual(int(line[2:7]), number)
+            title = line[8:].partition(":")[0]
+            self.assertTrue(lines[number - 1].startswith(f"# ── {title} ─"), line)
+            self.assertLessEqual(len(line), 100)
+        self.assertEqual(listed[0][8:], "ground / names: Names of things.")
+        without = [line for n, line in enumerate(lines) if not begin <= n <= begin + 5]
+        self.assertEqual("\n".join(without), made.render())
+
     def test_head_stays_first_and_can_be_read(self) -> None:
         made = self.bundle(FORGE)
         text = made.render(PEP_723)

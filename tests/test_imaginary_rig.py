@@ -93,7 +93,10 @@ class CatalogueTest(ImaginaryCase):
         names = [tool.name for tool in await self.tools("auto")]
         self.assertEqual(names[:7], CAPACITY_TOOLS)
         self.assertIn("wait_for_vllm_ready", names)
-        self.assertNotIn("wait_for_model_ready", names)
+        self.assertIn("get_vllm_logs", names)
+        self.assertIn("get_vllm_endpoint", names)
+        for name in ("wait_for_model_ready", "get_server_logs", "get_endpoint"):
+            self.assertNotIn(name, names)
         for name in names:
             self.assertRegex(name, r"\A[a-z][a-z0-9_]{2,27}\Z")
         self.assertLessEqual(len(names), 28)
@@ -216,12 +219,12 @@ class StoryTest(ImaginaryCase):
         self.assertEqual((answer["text"], answer["completion_tokens"]), ("Paris.", 2))
         measured = await caller.ok("query_gemma4_with_stats", prompt="And of Peru, please?")
         self.assertTrue(measured["complete"])
-        self.assertEqual((await caller.ok("get_endpoint"))["model"], SERVED)
+        self.assertEqual((await caller.ok("get_vllm_endpoint"))["model"], SERVED)
         self.assertEqual((await caller.ok("get_model_details"))["engine"], "vLLM")
         status = await caller.ok("get_system_status")
         self.assertEqual(status["state"], "ready")
         self.assertIn("billed", " ".join(status["notes"]))
-        log = await caller.client.call_tool("get_server_logs", {})
+        log = await caller.client.call_tool("get_vllm_logs", {})
         self.assertIn("Application startup complete", text_of(log))
         plan = await caller.ok("plan_destroy", **place)
         await caller.ok("destroy_tpu", **place, token=plan["token"])

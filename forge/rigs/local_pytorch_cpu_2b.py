@@ -21,12 +21,19 @@ from forge.parts.runtimes.transformers_serve import (
     TransformersServe,
     TransformersServeSettings,
 )
+from forge.parts.toolsets.benchmark import BenchmarkToolset
+from forge.parts.toolsets.diagnosis import DiagnosisToolset
+from forge.parts.toolsets.metrics import MetricsToolset
 from forge.parts.toolsets.model import ModelToolset
+from forge.parts.toolsets.planning import PlanningToolset
+from forge.parts.toolsets.probing import ProbingToolset
+from forge.parts.toolsets.reports import ReportsToolset
+from forge.parts.toolsets.second_opinion import DiagnosisSettings
 from forge.parts.toolsets.serving import ServingToolset
 from forge.parts.toolsets.work import JobsToolset
 
 
-class LocalPytorchSettings(ThisComputerSettings, TransformersServeSettings):
+class LocalPytorchSettings(ThisComputerSettings, TransformersServeSettings, DiagnosisSettings):
     """Every key that this rig's tpu.env may hold."""
 
 
@@ -53,7 +60,17 @@ RIG = Rig(
     plane_words={},
     make_plane=lambda paths, label, journal, _load: ThisComputer(paths, label, journal),
     make_runtime=local_pytorch_runtime,
-    toolsets=(ServingToolset, ModelToolset, JobsToolset),
+    toolsets=(
+        ServingToolset,
+        ModelToolset,
+        JobsToolset,
+        MetricsToolset,
+        BenchmarkToolset,
+        ReportsToolset,
+        PlanningToolset,
+        ProbingToolset,
+        DiagnosisToolset,
+    ),
     runtime_requirements=TRANSFORMERS_SERVE_REQUIREMENTS,
 )
 

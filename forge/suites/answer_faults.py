@@ -9,7 +9,7 @@ from typing import Any
 
 from mcp import Client
 
-from forge.suites.rig_case import RigCase
+from forge.suites.rig_case import RigCase, spelled
 
 
 class AnswerFaultSuite(RigCase):
@@ -45,7 +45,7 @@ class AnswerFaultSuite(RigCase):
         self.assertFalse(health["healthy"], health)
         self.assertIn(why, health["reason"])
         self.assertIn(health["reason"], health["summary"])
-        self.assertEqual(health["next_step"], "get_server_logs()")
+        self.assertEqual(health["next_step"], f"{spelled('get_server_logs')}()")
 
     async def _broken(self, client: Client, why: str) -> None:
         """The three askers agree that the answer broke off: error, marked figures, not healthy."""

@@ -50,7 +50,22 @@ ATTACK_CORPUS = (
     "embedded\n",
     "google/gemma-4-E2B-it\x00",
 )
+# A log pasted into these is read as data, whatever it holds: nothing in it can be refused.
+_LOG_TEXTS = (("analyze_logs", "text"), ("suggest_sre_remediation", "text"))
+# What a required argument is given while another one is attacked.
+_STAND_INS = {
+    "first": "2026-01-01-gemma4-e2b-vllm-cpu",
+    "second": "2026-01-02-gemma4-e2b-vllm-cpu",
+    "name": "2026-01-01-gemma4-e2b-vllm-cpu",
+    "job_id": "serve-20260101-000000-abcdef",
+}
 _WRONG_TYPES: tuple[Any, ...] = (5, 1.5, True, None, [], ["a"], {}, {"a": 1})
+
+
+def _required(tool: Tool, but: str = "") -> dict[str, str]:
+    """A fitting value for every argument that `tool` requires, `but` aside."""
+    names = [name for name in tool.input_schema.get("required", []) if name != but]
+    return {name: _STAND_INS.get(name, "hello") for name in names}
 
 
 def _tells(fault: str, parameter: str) -> bool:
@@ -96,8 +111,7 @@ class BadInputSuite(RigCase):
         for tool in self.tools:
             for name, schema in parameters_of(tool).items():
                 if schema.get("type") == "string":
-                    required = [n for n in tool.input_schema.get("required", []) if n != name]
-                    yield tool.name, name, {other: "hello" for other in required}
+                    yield tool.name, name, _required(tool, name)
 
     def test_every_attack_on_every_string_of_every_tool(self) -> None:
         attacked = passed = 0
@@ -114,7 +128,10 @@ class BadInputSuite(RigCase):
                     fault = call_fault(server.call(tool, {**others, parameter: attack}))
                     arrived = self.engine.requests()[seen:]
                     where = f"{tool}.{parameter} = {attack[:60]!r}: {fault[:200]}"
-                    if fault:
+                    if (tool, parameter) in _LOG_TEXTS and len(attack) < 1_000_000:
+                        self.assertEqual(fault, "", where)
+                        self.assertEqual(arrived, [], f"{where} went to the model")
+                    elif fault:
                         self.assertTrue(_tells(fault, parameter), where)
                         self.assertEqual(arrived, [], where)
                         if len(attack) > 20:
@@ -140,9 +157,7 @@ class BadInputSuite(RigCase):
         numbers = 0
         with self.unharmed() as server:
             for tool in self.tools:
-                required = {name: "hello" for name in tool.input_schema.get("required", [])}
-                if "job_id" in required:
-                    required["job_id"] = "serve-20260101-000000-abcdef"
+                required = _required(tool)
                 for name, schema in parameters_of(tool).items():
                     if schema.get("type") not in ("integer", "number"):
                         continue
@@ -159,11 +174,10 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool in self.tools:
                 for name in tool.input_schema.get("required", []):
-                    fault = call_fault(server.call(tool.name, {}))
+                    fault = call_fault(server.call(tool.name, _required(tool, name)))
                     self.assertTrue(_tells(fault, name), f"{tool.name}: {fault}")
-                extra = {name: "hello" for name in tool.input_schema.get("required", [])}
                 for stranger in ("confirm", "__class__", "ctx", "self", "a\nb", "x" * 10_000):
-                    fault = call_fault(server.call(tool.name, {**extra, stranger: "yes"}))
+                    fault = call_fault(server.call(tool.name, {**_required(tool), stranger: "yes"}))
                     self.assertTrue(fault.startswith("INVALID "), f"{tool.name}: {fault[:200]}")
                     self.assertLess(len(fault), 10_000)
 
@@ -203,6 +217,7 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool, parameter, others in self._strings():
                 answer = server.call(tool, {**others, parameter: f"\x00{secret}"})
-                self.assertTrue(call_fault(answer), tool)
+                if (tool, parameter) not in _LOG_TEXTS:
+                    self.assertTrue(call_fault(answer), tool)
                 self.assertNotIn(secret, json.dumps(answer))
         self.assertNotIn(secret, self.stderr_file.read_text())

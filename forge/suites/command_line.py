@@ -10,7 +10,7 @@ import subprocess
 import sys
 from unittest import mock
 
-from forge.suites.rig_case import RigCase, rig_under_test
+from forge.suites.rig_case import RigCase, rig_under_test, spelled
 
 
 class CommandLineSuite(RigCase):
@@ -62,7 +62,7 @@ class CommandLineSuite(RigCase):
     def test_what_is_refused_is_refused_here_too(self) -> None:
         for words, error_class in (
             (("call", "serve_model", "model=; touch P #"), "INVALID model"),
-            (("call", "get_server_logs", "lines=many"), "INVALID lines"),
+            (("call", spelled("get_server_logs"), "lines=many"), "INVALID lines"),
             (("call", "stop_model", "confirm=yes"), "INVALID confirm"),
             (("call", "query_gemma4", "prompt"), "INVALID"),
             (("call", "destroy_everything"), "NOT_FOUND"),

@@ -67,6 +67,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = control().get("fault", "")
         if fault.startswith("status "):
             return self.reply(int(fault.split()[1]), {"error": control().get("words", "no")})
+        if not body.get("stream") and not fault:
+            return self.reply(200, self.whole(body))
         self.send_response(200)
         kind = "text/html" if fault == "html" else "text/event-stream"
         self.send_header("Content-Type", kind)
@@ -82,6 +84,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if usage:
             event["usage"] = usage
         return event
+
+    def whole(self, body):
+        # The answer in one piece, for who did not ask for a stream.
+        words = (control().get("answer") or "Good day.").split(" ")[: body["max_tokens"]]
+        message = {"role": "assistant", "content": " ".join(words)}
+        prompt = sum(len(str(m["content"]).split()) for m in body["messages"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": len(words)}
+        return {
+            "id": "chatcmpl-1", "object": "chat.completion", "model": MODEL, "usage": usage,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        }
 
     def send(self, event):
         self.raw(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
@@ -132,7 +145,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return None
             if fault == "stalls":
                 time.sleep(60)
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(text.split())}
+        made = len(words) or len(text.split())
+        usage = {"prompt_tokens": prompt, "completion_tokens": made}
         usage["total_tokens"] = sum(usage.values())
         self.send(self.chunk({}, "length" if cut else "stop", usage))
         return None
@@ -205,6 +219,14 @@ class FakeEngine:
             metadata.parent.mkdir()
             metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (self.folder / "sitecustomize.py").write_text(_HOLDING_SITE)
+
+    def surroundings(self) -> dict[str, str]:
+        """Variables, beside PYTHONPATH, by which a rig finds the fake."""
+        return {}
+
+    def headers(self) -> dict[str, str]:
+        """What a request to the engine itself has to carry."""
+        return {}
 
     def hold_environment_check(self, hold: bool) -> None:
         """Whether the rig's look for its packages hangs, as on a disk that does not answer."""

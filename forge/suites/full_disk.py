@@ -10,7 +10,7 @@ import json
 import shutil
 
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
-from forge.suites.rig_case import RigCase
+from forge.suites.rig_case import RigCase, spelled
 
 _NO_FILE_GROWS = """
 import resource
@@ -28,7 +28,7 @@ class FullDiskSuite(RigCase):
         self.assertTrue(fault.startswith("DENIED "), fault)
         for word in (*words, " Next: "):
             self.assertIn(word, fault)
-        for tool in ("get_system_status", "wait_for_model_ready", "get_help"):
+        for tool in ("get_system_status", spelled("wait_for_model_ready"), "get_help"):
             self.assertEqual(call_fault(server.call(tool, {})), "", tool)
         status = server.call("get_system_status", {})["result"]["structuredContent"]
         self.assertEqual(status["state"], "stopped")

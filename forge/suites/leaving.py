@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import psutil
 
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
-from forge.suites.rig_case import RigCase
+from forge.suites.rig_case import RigCase, spelled
 
 LEAVE_WITHIN_S = 5.0  # 0.01 to 0.3 s on an idle machine
 # What ends a server (0: end of input) and the exit status that it must leave with.
@@ -100,7 +100,8 @@ class LeavingSuite(RigCase):
                     self.leave(server, way)
                     self.assertEqual(self.processes(), detached, "a detached process was hurt")
                 with self.server() as server:
-                    ready = server.call("wait_for_model_ready", {})["result"]["structuredContent"]
+                    answer = server.call(spelled("wait_for_model_ready"), {})
+                    ready = answer["result"]["structuredContent"]
                     self.assertEqual(
                         (ready["state"], ready["job_id"]), ("ready", begun["job_id"]), ready
                     )

@@ -13,9 +13,11 @@ from forge.suites.answer_faults import AnswerFaultSuite
 from forge.suites.bad_input import BadInputSuite
 from forge.suites.catalogue import CatalogueSuite
 from forge.suites.command_line import CommandLineSuite
+from forge.suites.diagnosing import DiagnosingSuite
 from forge.suites.folders import FolderSuite
 from forge.suites.full_disk import FullDiskSuite
 from forge.suites.leaving import LeavingSuite
+from forge.suites.measuring import MeasuringSuite
 from forge.suites.outgoing import OutgoingSuite
 from forge.suites.read_only import ReadOnlySuite
 from forge.suites.rig_case import RigUnderTest, use_rig
@@ -37,6 +39,16 @@ TOOLS_WITH_EFFECT = {
     "query_gemma4_with_stats": "reads",
     "get_job": "reads",
     "cancel_job": "destroys",
+    "get_metrics": "reads",
+    "run_benchmark": "changes",
+    "list_reports": "reads",
+    "show_report": "reads",
+    "compare_reports": "reads",
+    "plan_deployment": "reads",
+    "probe_capabilities": "changes",
+    "analyze_logs": "reads",
+    "suggest_sre_remediation": "reads",
+    "get_boot_timeline": "reads",
     "get_help": "reads",
 }
 
@@ -61,6 +73,8 @@ SUITES = (
     LeavingSuite,
     OutgoingSuite,
     CommandLineSuite,
+    MeasuringSuite,
+    DiagnosingSuite,
 )
 
 

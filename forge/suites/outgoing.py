@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
-from forge.suites.rig_case import RigCase, rig_under_test
+from forge.suites.rig_case import RigCase, rig_under_test, spelled
 
 FRAME_LIMIT = 200_000  # bytes of one answer: text and structure, each bounded
 
@@ -45,7 +45,7 @@ class OutgoingSuite(RigCase):
     def call_all(self, server: RawServer) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every tool once, with arguments that it takes; what ends the model comes last."""
         arguments: dict[str, dict[str, Any]] = {
-            "get_server_logs": {"lines": 2000},
+            spelled("get_server_logs"): {"lines": 2000},
             "query_gemma4": {"prompt": "hello"},
             "query_gemma4_with_stats": {"prompt": "hello"},
             "get_job": {"job_id": "serve-20260101-000000-abcdef"},
@@ -90,7 +90,8 @@ class OutgoingSuite(RigCase):
         with self.server() as server:
             fault = call_fault(server.call("serve_model", {"wait_s": 50}))
             self.assertIn("RuntimeError: out of luck", fault)
-            log = server.call("get_server_logs", {"lines": 2000})["result"]["content"][0]["text"]
+            answer = server.call(spelled("get_server_logs"), {"lines": 2000})
+            log = answer["result"]["content"][0]["text"]
             self.assertIn("the last line of the noise", log)
             self.assertTrue(log.rstrip().endswith("RuntimeError: out of luck"), log[-200:])
             self.assertIn("left out", log)
@@ -136,5 +137,5 @@ class OutgoingSuite(RigCase):
                 text = json.dumps(answer)
                 self.assertNotIn(others, text, tool)
                 self.assertNotIn(mine, text, tool)
-                if tool in ("query_gemma4", "get_server_logs"):
+                if tool in ("query_gemma4", spelled("get_server_logs")):
                     self.assertIn("the token is [redacted]", text, tool)

@@ -21,7 +21,7 @@ import textwrap
 import time
 import unittest
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -42,11 +42,16 @@ class RigUnderTest:
     """The rig that a bundled suite tests: its `folder`, and its tools by name with their effect.
 
     The effects are reads, changes and destroys. They stand in the rig's own suite, by hand,
-    because they are the promise; everything else is taken from the live tool list.
+    because they are the promise; everything else is taken from the live tool list. `make_engine`
+    is the fake of its engine, `make_model` writes a small model that it would serve. `words` has
+    its own name for each tool that the shared suites call by the first rig's.
     """
 
     folder: Path
     tools: Mapping[str, str]
+    make_engine: Callable[[Path], FakeEngine] = FakeEngine
+    make_model: Callable[[Path], Path] = write_tiny_folder
+    words: Mapping[str, str] = field(default_factory=dict)
 
 
 _RUNNER = """\
@@ -73,6 +78,11 @@ def use_rig(rig: RigUnderTest) -> None:
 def rig_under_test() -> RigUnderTest:
     """The rig that `use_rig` chose."""
     return _rig_chosen[0]
+
+
+def spelled(tool: str) -> str:
+    """The rig's own name for a tool that the shared suites call by the first rig's."""
+    return rig_under_test().words.get(tool, tool)
 
 
 def loaded_server(server_file: Path) -> Any:
@@ -112,13 +122,14 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.place = Path(folder.name).resolve()
         cls.module = loaded_server(rig_under_test().folder / "server.py")
-        cls.engine = FakeEngine(cls.place / "fake")
+        cls.engine = rig_under_test().make_engine(cls.place / "fake")
         cls.engine.install()
-        cls.model = str(write_tiny_folder(cls.place / "models" / "tiny"))
+        cls.model = str(rig_under_test().make_model(cls.place / "models" / "tiny"))
         cls.port = free_port()
         cls.rig_folder = cls.place / "rig"
         cls.rig_folder.mkdir()
-        shutil.copy(rig_under_test().folder / "server.py", cls.rig_folder)
+        for name in ("server.py", *(f"{name}.py" for name in cls.module.RIG.programs)):
+            shutil.copy(rig_under_test().folder / name, cls.rig_folder)
         cls.write_settings(MODEL_NAME=cls.model, PORT=str(cls.port))
         cls.state = cls.place / "state"
         cls.environment = cls._clean_environment()
@@ -148,6 +159,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
             "PYTHONPATH": os.pathsep.join(packages),
             "XDG_STATE_HOME": str(cls.state),
             "XDG_CACHE_HOME": str(cls.place / "cache"),
+            **cls.engine.surroundings(),
         }
 
     @classmethod
@@ -256,13 +268,13 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
 
     async def answer(self, client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
         """The structured result of a call that must succeed."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         self.assertFalse(result.is_error, f"{tool}: {result.content}")
         return dict(result.structured_content or {})
 
     async def text(self, client: Client, tool: str, /, **arguments: Any) -> str:
         """The text of a call that must succeed."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         self.assertFalse(result.is_error, f"{tool}: {result.content}")
         return "".join(item.text for item in result.content if item.type == "text")
 
@@ -270,7 +282,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         self, client: Client, tool: str, error_class: str, /, **arguments: Any
     ) -> str:
         """The text of a call that must fail with `error_class` as its first word."""
-        result = await client.call_tool(tool, arguments)
+        result = await client.call_tool(spelled(tool), arguments)
         text = "".join(item.text for item in result.content if item.type == "text")
         self.assertTrue(result.is_error, f"{tool} succeeded: {text}")
         self.assertEqual(text.split(" ")[0], error_class, text)

@@ -7,14 +7,15 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from forge.suites.fake_engine import write_tiny_folder
-from forge.suites.rig_case import RigCase
+from forge.suites.rig_case import RigCase, rig_under_test, spelled
 
 HEALTH_ANSWER = "Paris."
 
 
 class ServingSuite(RigCase):
     """From nothing to an answer and back, as an agent does it."""
+
+    architecture = "Gemma4ForCausalLM"  # of the small model, as its files name it
 
     async def test_the_whole_way_over_stdio(self) -> None:
         told: list[tuple[float, str]] = []
@@ -28,10 +29,10 @@ class ServingSuite(RigCase):
             self.assertEqual((await self.answer(client, "get_system_status"))["state"], "stopped")
             begun = await self.answer(client, "serve_model")
             self.assertEqual(begun["state"], "starting")
-            self.assertIn("wait_for_model_ready", begun["next_step"])
+            self.assertIn(spelled("wait_for_model_ready"), begun["next_step"])
             self.assertIsNone(begun["remaining_s"], "a time left before any start was measured")
             result = await client.call_tool(
-                "wait_for_model_ready", {"wait_s": 50}, progress_callback=tell
+                spelled("wait_for_model_ready"), {"wait_s": 50}, progress_callback=tell
             )
             ready = dict(result.structured_content or {})
             self.assertEqual(ready["state"], "ready", ready)
@@ -63,13 +64,14 @@ class ServingSuite(RigCase):
         self.assertEqual(roles, [("system", "be short"), ("user", "two words")])
         self.assertEqual((sent["max_tokens"], sent["temperature"]), (7, 0))
         details = await self.answer(client, "get_model_details")
-        self.assertEqual(details["architecture"], "Gemma4ForCausalLM")
+        self.assertEqual(details["architecture"], self.architecture)
         self.assertEqual(details["folder"], self.model)
         self.assertIn("per-layer embedding", details["beside"])
         endpoint = await self.answer(client, "get_endpoint")
         address = f"http://127.0.0.1:{self.port}/v1"
         self.assertEqual((endpoint["base_url"], endpoint["model"]), (address, self.model))
-        with urllib.request.urlopen(f"{address}/models", timeout=10) as reply:
+        asked = urllib.request.Request(f"{address}/models", headers=self.engine.headers())
+        with urllib.request.urlopen(asked, timeout=10) as reply:
             self.assertEqual(reply.status, 200)
         log = await self.text(client, "get_server_logs")
         self.assertIn("Loading weights: 100%", log)
@@ -79,6 +81,12 @@ class ServingSuite(RigCase):
         status = await self.answer(client, "get_system_status")
         self.assertEqual((status["state"], status["model"]), ("ready", self.model))
         self.assertEqual([status["pid"]], self.processes("server"))
+        self.assertIn(f"is ready at {status['endpoint']}", status["summary"].splitlines()[0])
+        for half in ("machine", "cost"):
+            self.assertEqual(status[half]["missing"], "", half)
+        figures = {name: value for name, value in status["load"].items() if name != "missing"}
+        if None in figures.values():  # an engine that does not count everything says so
+            self.assertTrue(status["load"]["missing"], figures)
         stopped = await self.answer(client, "stop_model")
         self.assertIn(str(status["pid"]), stopped["summary"])
         await self.assert_all_gone()
@@ -172,7 +180,7 @@ class ServingSuite(RigCase):
 
     async def test_a_client_that_goes_away_stops_nothing(self) -> None:
         """And a model that is given as an argument wins over the one of the settings."""
-        other = str(write_tiny_folder(self.place / "models" / "another one"))
+        other = str(rig_under_test().make_model(self.place / "models" / "another one"))
         self.engine.script(load_s=0.3)
         async with self.in_process() as client:
             begun = await self.answer(client, "serve_model", model=other)
@@ -194,7 +202,8 @@ class ServingSuite(RigCase):
             if not path.name.endswith(".lock"):
                 self.assertEqual(path.stat().st_mode & 0o077, 0, f"{path} can be read by others")
         written = {path.name for path in self.rig_folder.iterdir()} - {"__pycache__"}
-        self.assertEqual(written, {"server.py", "tpu.env"})
+        programs = {f"{name}.py" for name in self.module.RIG.programs}
+        self.assertEqual(written, {"server.py", "tpu.env", *programs})
         self.assertEqual([p for p in Path(self.environment["HOME"]).iterdir()], [])
         start = self.engine.starts()[-1]
         argv = start["argv"]

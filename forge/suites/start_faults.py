@@ -10,7 +10,7 @@ from unittest import mock
 
 from mcp import Client
 
-from forge.suites.rig_case import RigCase
+from forge.suites.rig_case import RigCase, spelled
 from forge.suites.witness import free_port
 
 
@@ -33,7 +33,7 @@ class StartFaultSuite(RigCase):
         self.engine.script(crash="the tensor 'lm_head' does not fit")
         async with self.in_process() as client:
             text = await self._fails(client, "INTERNAL", "RuntimeError", "does not fit")
-            self.assertIn("get_server_logs()", text)
+            self.assertIn(f"{spelled('get_server_logs')}()", text)
             self.assertIn("Traceback", await self.text(client, "get_server_logs"))
             again = await self.refusal(client, "wait_for_model_ready", "INTERNAL")
             self.assertIn("does not fit", again)
@@ -64,7 +64,8 @@ class StartFaultSuite(RigCase):
         self.write_runner("short.py", "server._LOAD_PATIENCE_S = 1.0")
         self.engine.script(never_listens=True)
         async with self.in_process(server_file="short.py") as client:
-            await self._fails(client, "TIMEOUT", "did not load in 1 s", "get_server_logs()")
+            words = ("did not load in 1 s", f"{spelled('get_server_logs')}()")
+            await self._fails(client, "TIMEOUT", *words)
 
     async def test_it_ignores_the_signal_to_end(self) -> None:
         self.engine.script(ignores_sigterm=True)

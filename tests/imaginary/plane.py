@@ -6,6 +6,7 @@ are processes of this computer, kept by the local plane's own code.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import RigPaths
+from forge.parts.planes.billing import RunningCost, cost_since
 from forge.parts.planes.capacity_plane import (
     CapacitySettings,
     Census,
@@ -23,6 +25,7 @@ from forge.parts.planes.capacity_plane import (
     Order,
     Quota,
     Rental,
+    expiry_of,
     is_ours,
     rental_name,
 )
@@ -129,6 +132,22 @@ class ImaginaryPlane:
         finding = await self._host.find()
         if finding.instance is not None:  # a machine takes its processes along
             await self._host.stop(finding.instance)
+
+    async def cost_so_far(self) -> RunningCost | None:
+        """What our machine costs, whatever runs on it; None when there surely is none."""
+        census = await self.census()
+        for rental in census.rentals:
+            if is_ours(rental.labels, self._rig, self._owner) and rental.kind == "machine":
+                return cost_since(
+                    f"{rental.name} in {rental.zone}",
+                    rental.created_unix,
+                    rental.price_per_hour_usd,
+                    expiry_of(rental.labels),
+                    time.time(),
+                )
+        if census.unread:
+            raise RigError("UNREACHABLE", f"not read: {', '.join(census.unread)}", "list_tpus()")
+        return None
 
     def _rental(self, raw: dict[str, Any]) -> Rental:
         price = self._world.offers()[raw["zone"]]["price"]

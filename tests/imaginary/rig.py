@@ -12,6 +12,7 @@ from forge.parts.assembly.rig import Rig
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import RigPaths
 from forge.parts.toolsets.capacity import CapacityToolset
+from forge.parts.toolsets.metrics import MetricsToolset
 from forge.parts.toolsets.model import ModelToolset
 from forge.parts.toolsets.serving import ServingToolset
 from forge.parts.toolsets.work import JobsToolset
@@ -43,7 +44,7 @@ RIG = Rig(
     plane_words={},
     make_plane=ImaginaryPlane,
     make_runtime=imaginary_runtime,
-    toolsets=(CapacityToolset, ServingToolset, ModelToolset, JobsToolset),
+    toolsets=(CapacityToolset, ServingToolset, ModelToolset, MetricsToolset, JobsToolset),
 )
 
 

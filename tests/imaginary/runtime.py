@@ -15,7 +15,7 @@ from pydantic import Field
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.settings import RigSettings
 from forge.parts.planes.plane import Launch, Room
-from forge.parts.runtimes.runtime import Need, PhaseReport, ServedModel
+from forge.parts.runtimes.runtime import MetricUse, Need, PhaseReport, ServedModel
 
 
 class ImaginaryVllmSettings(RigSettings):
@@ -31,12 +31,29 @@ class ImaginaryVllmSettings(RigSettings):
 class ImaginaryVllm:
     """vLLM in the words of its tools."""
 
-    vocabulary: Mapping[str, str] = {"engine": "vLLM", "ready": "vllm", "server": "vLLM server"}
+    vocabulary: Mapping[str, str] = {
+        "engine": "vLLM",
+        "ready": "vllm",
+        "server": "vLLM server",
+        "logs": "vllm_logs",
+        "endpoint": "vllm_endpoint",
+    }
     phases: Sequence[str] = ("environment", "weights", "load", "first token")
+    metric_names: Mapping[MetricUse, str] = {
+        "running": "vllm:num_requests_running",
+        "waiting": "vllm:num_requests_waiting",
+        "kv_used_share": "vllm:kv_cache_usage_perc",
+        "preemptions_total": "vllm:num_preemptions_total",
+        "prompt_tokens_total": "vllm:prompt_tokens_total",
+        "generation_tokens_total": "vllm:generation_tokens_total",
+    }
 
     def __init__(self, settings: Callable[[], ImaginaryVllmSettings], port: Callable[[], int]):
         self._load_settings = settings
         self._port = port
+
+    def api_key(self) -> str:
+        return ""
 
     async def needs(self) -> Sequence[Need]:
         program = Path(self._load_settings().engine_program)

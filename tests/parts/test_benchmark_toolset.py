@@ -31,6 +31,7 @@ from forge.parts.knowledge.report_schema import (
 from forge.parts.toolsets.benchmark_job import planned_load
 from forge.parts.toolsets.benchmark_report import LoadProgress, merged_cells
 from forge.report_faults import report_faults
+from tests.rig_programs import write_programs
 from tests.scripted_rig import SERVER, scripted_rig
 from tests.scripted_sse import ROOT, ScriptedProcess
 
@@ -51,6 +52,7 @@ class BenchmarkCase(unittest.IsolatedAsyncioTestCase):
         self.folder = place / "rig"
         self.folder.mkdir()
         (self.folder / "server.py").write_text(SERVER)
+        write_programs(self.folder)
         self.serve_on(self.server.port)
         environment = {
             **os.environ,
@@ -120,7 +122,7 @@ class BenchmarkCase(unittest.IsolatedAsyncioTestCase):
     def loader_of(self, job_id: str) -> psutil.Process:
         worker = self.rig.context.jobs.read(job_id).worker_pid
         children = psutil.Process(worker).children(recursive=True)
-        return next(child for child in children if "loadgen" in child.cmdline())
+        return next(c for c in children if any(w.endswith("loadgen.py") for w in c.cmdline()))
 
     async def begun(self, client: Client, **more: Any) -> str:
         """A benchmark whose second cell lasts until it is ended; its id, once that cell runs."""

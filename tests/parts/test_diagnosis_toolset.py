@@ -27,7 +27,8 @@ from mcp.client.stdio import stdio_client
 from forge.parts.ground.jobs import JobRecord
 from forge.parts.ground.process import LABEL_VARIABLE
 from forge.parts.ground.state import private_folder
-from forge.parts.toolsets.diagnosis import DIAGNOSIS_STEPS, NO_FAILURE
+from forge.parts.knowledge.log_answer import NO_FAILURE
+from forge.parts.toolsets.diagnosis import DIAGNOSIS_STEPS
 from tests.diagnosed_rig import FakeModel, assembled
 from tests.failure_forms import in_form, ordinary_lines, read_cases
 
@@ -37,6 +38,7 @@ KV = (
     "ValueError: The model's max seq len (65536) is larger than the maximum number of tokens that "
     "can be stored in KV cache (20480)."
 )
+STEPS = {name: step.format(logs="server_logs") for name, step in DIAGNOSIS_STEPS.items()}
 ODD = "Traceback (most recent call last):\nWidgetError: the flux is not coupled to the frame"
 
 
@@ -137,9 +139,9 @@ class TestAnswers(DiagnosisCase):
         for text in (KV, ODD, "all is well"):
             for tool in ("analyze_logs", "suggest_sre_remediation"):
                 answer = await self.called(tool, text=text)
-                self.assertIn(answer["next_step"], DIAGNOSIS_STEPS.values())
+                self.assertIn(answer["next_step"], STEPS.values())
         tools = {method.name: method for _, ms in self.rig.listing() for method in ms}
-        for step in DIAGNOSIS_STEPS.values():
+        for step in STEPS.values():
             named = [tool for name, tool in tools.items() if name in step]
             self.assertTrue(all(tool.effect == "reads" for tool in named), step)
 
@@ -264,7 +266,7 @@ class TestHostileLogs(DiagnosisCase):
         answer = await self.called("analyze_logs", text=f"{order}\n{ODD}")
         self.assertEqual(len(model.requests), 1)
         self.assertFalse(answer["found"])
-        self.assertEqual(answer["next_step"], DIAGNOSIS_STEPS["unexplained"])
+        self.assertEqual(answer["next_step"], STEPS["unexplained"])
         self.assertNotIn("stop_model", answer["summary"])
         self.assertNotIn("evil.example", json.dumps(answer["model_says"]))
         finding = await self.rig.context.plane.find()

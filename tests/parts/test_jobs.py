@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import types
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -201,6 +202,100 @@ class LifeTest(Case):
         with self.assertRaises(RigError) as caught:
             self.store.new("counting", {}, [])
         self.assertEqual(caught.exception.error_class, "DENIED")
+
+
+class PhaseTest(Case):
+    """The times of phases, with the hands of both clocks moved by the test."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.now, self.wall = 100.0, 5000.0
+        clock = types.SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.wall)
+        patch = mock.patch.object(part, "time", clock)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.job = self.store.new("serve", {}, ["count", "rest"])
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+    def on_disk(self) -> tuple[str, float, dict[str, float]]:
+        record = json.loads((self.folder / "jobs" / f"{self.job.id}.json").read_text())
+        return record["phase"], record["phase_started_unix"], record["phase_seconds"]
+
+    def test_before_a_worker_came_no_phase_has_begun(self) -> None:
+        self.assertEqual(self.on_disk(), ("count", 0.0, {}))
+
+    def test_each_phase_begins_where_the_one_before_ends(self) -> None:
+        progress = JobProgress(self.store, self.job)
+        self.passes(3)
+        progress.update(state="running")
+        self.assertEqual(self.on_disk(), ("count", 5003.0, {}))
+        self.passes(2)
+        progress.update(message="still counting", percent=10.0)
+        self.assertEqual(self.on_disk(), ("count", 5003.0, {}))
+        self.passes(2.5)
+        progress.update(phase="rest")
+        self.assertEqual(self.on_disk(), ("rest", 5007.5, {"count": 4.5}))
+        self.passes(1)
+        progress.update(phase="rest", message="the same phase once more")
+        self.assertEqual(self.on_disk(), ("rest", 5007.5, {"count": 4.5}))
+
+    def test_the_last_phase_is_closed_however_the_job_ends(self) -> None:
+        for state in ("done", "failed", "cancelled"):
+            with self.subTest(state):
+                self.job = self.store.new("serve", {}, ["count", "rest"])
+                progress = JobProgress(self.store, self.job)
+                progress.update(state="running")
+                self.passes(2)
+                progress.update(phase="rest")
+                begun = self.wall
+                self.passes(7)
+                progress.update(state=state, finished_at="now")
+                self.assertEqual(self.on_disk(), ("rest", begun, {"count": 2.0, "rest": 7.0}))
+
+    def test_a_phase_that_is_entered_again_adds_to_its_time(self) -> None:
+        progress = JobProgress(self.store, self.job)
+        progress.update(state="running")
+        for phase, seconds in (("rest", 1.0), ("count", 2.0), ("rest", 4.0), ("count", 8.0)):
+            self.passes(seconds)
+            progress.update(phase=phase)
+        self.assertEqual(self.on_disk()[2], {"count": 5.0, "rest": 10.0})
+
+    def test_a_wall_clock_that_was_set_back_changes_no_duration(self) -> None:
+        progress = JobProgress(self.store, self.job)
+        progress.update(state="running")
+        self.passes(3)
+        self.wall -= 86_400
+        progress.update(phase="rest")
+        self.assertEqual(self.on_disk()[2], {"count": 3.0})
+
+    def test_a_job_without_phases_is_timed_as_a_whole(self) -> None:
+        self.job = self.store.new("counting", {}, [])
+        progress = JobProgress(self.store, self.job)
+        progress.update(state="running")
+        self.passes(3)
+        progress.update(state="done")
+        self.assertEqual((self.on_disk()[2], progress.record.seconds), ({}, 3.0))
+
+    def test_a_record_of_an_older_version_has_no_phase_times(self) -> None:
+        path = self.folder / "jobs" / f"{self.job.id}.json"
+        fields = json.loads(path.read_text())
+        del fields["phase_seconds"], fields["phase_started_unix"]
+        write_json(path, fields)
+        old = self.store.read(self.job.id)
+        self.assertEqual((old.phase_seconds, old.phase_started_unix), ({}, 0.0))
+
+
+class RealPhaseTest(Case):
+    async def test_a_real_worker_writes_its_phases_down(self) -> None:
+        before = time.time()
+        end = await self.finished(self.begin("counting"))
+        self.assertEqual(set(end.phase_seconds), {"count"})
+        self.assertGreaterEqual(end.phase_seconds["count"], 0.06)  # three naps of 0.02 s
+        self.assertLessEqual(end.phase_seconds["count"], end.seconds)
+        self.assertTrue(before <= end.phase_started_unix <= time.time())
 
 
 class EndTest(Case):

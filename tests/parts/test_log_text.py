@@ -7,8 +7,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from forge.parts.boundaries.log_text import LOG_BYTES, log_lines, read_log_file
+from forge.parts.boundaries.log_files import read_log_file
+from forge.parts.boundaries.log_text import log_lines
 from forge.parts.ground.errors import RigError
+from forge.parts.knowledge.log_answer import LOG_BYTES
 
 
 class TestRows(unittest.TestCase):

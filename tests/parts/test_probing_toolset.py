@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from forge.parts.assembly.rig import AssembledRig
 from forge.parts.knowledge.probe_report import ProbeFinding, ProbeReport, differing_probe_facts
 from tests.probing_rig import PROBING_SERVER, probing_rig
+from tests.rig_programs import write_programs
 from tests.scripted_model import ScriptedModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,7 @@ class ProbingCase(unittest.IsolatedAsyncioTestCase):
         self.folder = place / "rig"
         self.folder.mkdir()
         (self.folder / "server.py").write_text(PROBING_SERVER)
+        write_programs(self.folder)
         self.serve()
         environment = {
             **os.environ,

@@ -6,6 +6,7 @@ Every program here is a real one. Who is alive is asked of the process table, ne
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import stat
@@ -235,6 +236,27 @@ class OutputTest(Case):
             output_limit=300,
         )
         self.assertEqual(set(done.stdout.split("\n")[0]), {"a", "é", "\ufffd"})
+
+
+class InputTest(Case):
+    async def test_what_is_given_arrives_whole_and_then_ends(self) -> None:
+        script = """
+            import hashlib, sys
+            print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())
+        """
+        data = bytes(range(256)) * 40_000  # 10 MB, far beyond a pipe's buffer
+        done = await run_program(python(script), timeout_s=30, given=data)
+        self.assertEqual(done.stdout.strip(), hashlib.sha256(data).hexdigest())
+
+    async def test_a_program_that_does_not_read_ends_all_the_same(self) -> None:
+        for script in ("print('no')", "import sys; sys.stdin.close(); print('no')"):
+            done = await run_program(python(script), timeout_s=30, given=b"x" * 5_000_000)
+            self.assertEqual((done.returncode, done.stdout.strip()), (0, "no"))
+
+    async def test_one_that_hangs_on_its_input_is_stopped(self) -> None:
+        with self.assertRaises(RigError) as caught:
+            await run_program(python(SLEEPER), timeout_s=0.5, given=b"x" * 5_000_000)
+        self.assertEqual(caught.exception.error_class, "TIMEOUT")
 
 
 class EndTest(Case):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import typing
 import unittest
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -81,11 +82,24 @@ class OutcomeTest(unittest.TestCase):
                 "  - a",
                 "  - b",
                 "parts:",
-                "  - {'name': 'w', 'size': 1.5}",
+                "  - name: w; size: 1.5",
                 "sizes:",
                 "  w: 2.0",
             ],
         )
+
+    def test_what_is_nested_is_told_in_one_line_without_what_is_empty(self) -> None:
+        class Nested(Outcome):
+            rows: list[dict[str, Any]]
+            load: dict[str, Any]
+
+        rows: list[dict[str, Any]] = [{"a": 1, "b": None, "c": ["x", "y"], "d": {"e": "f"}}]
+        text = outcome_as_text(Nested(summary="s", rows=rows, load={"gone": None, "kept": 0}))
+        self.assertEqual(
+            text.split("\n"), ["s", "rows:", "  - a: 1; c: x, y; d: e: f", "load:", "  kept: 0"]
+        )
+        nothing = outcome_as_text(Nested(summary="s", rows=[], load={"gone": None}))
+        self.assertEqual(nothing, "s")
 
     def test_what_is_empty_is_left_out(self) -> None:
         lines = outcome_as_text(Example(summary="s")).split("\n")

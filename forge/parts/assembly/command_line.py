@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,16 @@ from forge.parts.assembly.documents import pack_skill, write_documents
 from forge.parts.assembly.rig import AssembledRig, Rig
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import work_on_job
+from forge.parts.ground.journal import utc_now
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.process import kill_attached, leave_on_signals
 from forge.parts.ground.redact import clean
 from forge.parts.ground.settings import settings_as_shell
+from forge.parts.ground.state import private_folder
 from forge.parts.toolsets.startup import memory_verdict
+
+_PICTURES_KEPT = 20
+_JSON_KINDS = ("integer", "number", "boolean", "array", "object")
 
 
 def _parser(rig: Rig) -> argparse.ArgumentParser:
@@ -94,7 +100,7 @@ async def _work(rig: AssembledRig, job_id: str) -> int:
 
 
 def _typed_arguments(schema: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words as a tool's arguments: numbers and switches by the schema, else text."""
+    """`key=value` words as arguments: numbers, switches and lists by the schema, else text."""
     typed: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -102,7 +108,7 @@ def _typed_arguments(schema: dict[str, Any], words: Sequence[str]) -> dict[str, 
             raise RigError("INVALID", f"'{clean(word, 80)}' is not key=value", "add the '='")
         kind = schema.get("properties", {}).get(key, {}).get("type")
         try:
-            typed[key] = json.loads(value) if kind in ("integer", "number", "boolean") else value
+            typed[key] = json.loads(value) if kind in _JSON_KINDS else value
         except ValueError:
             typed[key] = value  # the tool's own check names the parameter
     return typed
@@ -132,8 +138,25 @@ async def _call_tool(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         print(json.dumps(result.structured_content, indent=1, ensure_ascii=False))
     else:
         texts = [item.text for item in result.content if item.type == "text"]
+        pictures = [item.data for item in result.content if item.type == "image"]
+        texts += [f"picture: {path}" for path in _saved_pictures(rig, arguments.tool, pictures)]
         print("\n".join(texts), file=sys.stderr if result.is_error else sys.stdout)
     return 1 if result.is_error else 0
+
+
+def _saved_pictures(rig: AssembledRig, tool: str, pictures: Sequence[str]) -> list[Path]:
+    """Write base64 PNGs, which a terminal cannot show, into the state folder; their paths."""
+    folder = rig.context.paths.state / "pictures"
+    paths = []
+    for number, data in enumerate(pictures, 1):
+        path = private_folder(folder) / f"{tool}-{utc_now()[:19].replace(':', '')}-{number}.png"
+        path.write_bytes(base64.b64decode(data))
+        paths.append(path)
+    for old in sorted(folder.glob("*.png"), key=lambda path: path.stat().st_mtime)[
+        :-_PICTURES_KEPT
+    ]:
+        old.unlink(missing_ok=True)
+    return paths
 
 
 async def _preflight(rig: AssembledRig) -> int:

@@ -18,6 +18,8 @@ TOOL_LIST_FILE = "GemmaTools.md"
 # What the skill's mcp/ folder carries: all that is needed to run the server from there.
 _SKILL_CARRIES = (
     "server.py",
+    "loadgen.py",
+    "triage.py",
     "launch.py",
     "tpu.env",
     "requirements.txt",

@@ -42,6 +42,7 @@ class Rig:
     `about` says what it serves, where and at what cost; `order` the usual order of its tools.
     `make_plane` gets the folders, the owner's label, the journal and the settings (a callable,
     because they are read anew when tpu.env changes); `make_runtime` the settings and the folders.
+    `programs` lie beside server.py as files of their own, and run in processes of their own.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Rig:
     make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
     toolsets: Sequence[type[Toolset]]
     runtime_requirements: Sequence[str] = ()
+    programs: Sequence[str] = ("loadgen", "triage")
 
 
 class SettingsSource:

@@ -115,10 +115,14 @@ def _count(value: Any, known: int | None) -> int | None:
 
 
 class ChatClient:
-    """A client of the server at `base_url` (``http://127.0.0.1:PORT``), one connection a call."""
+    """A client of the server at `base_url` (``http://127.0.0.1:PORT``), one connection a call.
 
-    def __init__(self, base_url: str) -> None:
+    `key` goes out as a bearer token and nowhere else; empty sends none.
+    """
+
+    def __init__(self, base_url: str, key: str = "") -> None:
         self.base_url = base_url
+        self._key = key
 
     def _http(self, total_s: float) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
@@ -128,7 +132,8 @@ class ChatClient:
             # Loopback speaks no TLS: a trust store would be 50 ms of every call, and of every TTFT.
             verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             # A compressed answer could unfold to any size before it is measured.
-            headers={"Accept-Encoding": "identity"},
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=httpx2.Timeout(total_s, connect=min(5.0, total_s)),
         )
 
@@ -238,5 +243,5 @@ def _status_fault(status: int, body: bytes) -> RigError:
     return RigError(
         "INTERNAL",
         f"the model server failed ({status}): {words}",
-        "get_server_logs()",
+        "read the model server's log",
     )

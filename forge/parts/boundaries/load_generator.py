@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import json
 import os
 import platform
@@ -74,7 +73,7 @@ async def _until_orphaned(work: Coroutine[Any, Any, None]) -> None:
 
 
 def run_load_folder(folder: Path) -> int:
-    """`server.py loadgen FOLDER`: measure the plan in `folder`, append results beside it.
+    """Measure the plan in `folder`, append results beside it.
 
     Returns 0 when all cells were tried. Raises RigError INVALID for a plan that is none.
     """
@@ -100,8 +99,7 @@ def run_load_folder(folder: Path) -> int:
 def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's loop where uvloop is installed: it halves the client's cost; else the default."""
     try:
-        uvloop = importlib.import_module("uvloop")
+        import uvloop
     except ImportError:
         return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return uvloop.new_event_loop

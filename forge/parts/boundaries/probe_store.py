@@ -14,12 +14,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from forge.parts.boundaries.report_store import (
-    _MOST_REPEATS,
-    _read_beneath,
-    _scrubbed_value,
-    _write_new,
+    MOST_REPEATS,
     checked_report_name,
+    read_beneath,
     schema_faults,
+    scrubbed_value,
+    write_new_file,
 )
 from forge.parts.ground.errors import RigError
 from forge.parts.knowledge.probe_report import ProbeReport
@@ -52,7 +52,7 @@ class ProbeStore:
         """
         checked_report_name(parameter, name)
         for folder in reversed(self.folders):
-            text = _read_beneath(folder, f"{name}.json")
+            text = read_beneath(folder, f"{name}.json")
             if text is None:
                 continue
             try:
@@ -72,7 +72,7 @@ class ProbeStore:
         Raises RigError DENIED where a folder cannot be written.
         """
         run = report.run
-        for repeat in range(1, _MOST_REPEATS + 1):
+        for repeat in range(1, MOST_REPEATS + 1):
             name = run_id_of(
                 run.date, report.subject.short, report.engine.name, report.hardware.slot, repeat
             )
@@ -81,18 +81,18 @@ class ProbeStore:
             fields = report.model_dump(mode="json", exclude_none=True)
             fields["run"]["id"] = name
             hidden = [value for value in private if value not in name]
-            final = ProbeReport.model_validate(_scrubbed_value(fields, hidden))
+            final = ProbeReport.model_validate(scrubbed_value(fields, hidden))
             text = probe_as_json(final)
             files = []
             for number, folder in enumerate(self.folders):
                 target = folder / f"{name}.json"
                 # The first folder decides: two jobs that end at once get two names.
-                if not _write_new(target, text) and number == 0:
+                if not write_new_file(target, text) and number == 0:
                     break
                 files.append(target)
             else:
                 return SavedProbe(name, final, tuple(files))
-        raise RigError("EXISTS", f"{_MOST_REPEATS} probes of this kind on one day")
+        raise RigError("EXISTS", f"{MOST_REPEATS} probes of this kind on one day")
 
 
 def probe_as_json(report: ProbeReport) -> str:

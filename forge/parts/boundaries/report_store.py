@@ -26,7 +26,7 @@ from forge.parts.knowledge.report_schema import RUN_ID_PATTERN, BenchReport, run
 
 REPORT_LIMIT = 8_000_000  # bytes; a grid of MOST_CELLS stays below it
 _RUN_ID = re.compile(RUN_ID_PATTERN)
-_MOST_REPEATS = 999
+MOST_REPEATS = 999
 # Four numbers that read as an address of another machine; loopback and "any" say nothing.
 FOREIGN_ADDRESS = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/.~…-])/(?:[^\s/:'\",]+/)+([^\s/:'\",]+)")
@@ -87,7 +87,7 @@ class ReportStore:
         """
         checked_report_name("name", name)
         for folder in reversed(self.folders):
-            text = _read_beneath(folder / "reports", f"{name}.json")
+            text = read_beneath(folder / "reports", f"{name}.json")
             if text is None:
                 continue
             try:
@@ -119,7 +119,7 @@ class ReportStore:
         taken out of every text. Raises RigError DENIED where a folder cannot be written.
         """
         judged = judged_report(report)
-        for repeat in range(1, _MOST_REPEATS + 1):
+        for repeat in range(1, MOST_REPEATS + 1):
             name = run_id_of(
                 report.run.date,
                 report.subject.short,
@@ -135,20 +135,20 @@ class ReportStore:
             raw_text = "" if raw is None else _scrubbed(_raw_text(raw), private)
             if raw is not None:
                 fields["raw"] = [*fields["raw"], _raw_record(name, raw.suffix, raw_text)]
-            final = BenchReport.model_validate(_scrubbed_value(fields, private))
+            final = BenchReport.model_validate(scrubbed_value(fields, private))
             text = report_as_json(final)
             files = []
             for number, folder in enumerate(self.folders):
                 target = folder / "reports" / f"{name}.json"
                 # The first folder decides: two jobs that end at once get two names.
-                if not _write_new(target, text) and number == 0:
+                if not write_new_file(target, text) and number == 0:
                     break
                 if raw is not None:
                     write_private(folder / final.raw[-1].path, raw_text)
                 files.append(target)
             else:
                 return SavedReport(name, final, tuple(files))
-        raise RigError("EXISTS", f"{_MOST_REPEATS} runs of this kind on one day")
+        raise RigError("EXISTS", f"{MOST_REPEATS} runs of this kind on one day")
 
 
 def report_as_json(report: BenchReport) -> str:
@@ -170,7 +170,7 @@ def _by_day_and_repeat(name: str) -> tuple[str, str, int]:
     return stem[:10], stem[10:], int(repeat or 1)
 
 
-def _read_beneath(folder: Path, name: str) -> str | None:
+def read_beneath(folder: Path, name: str) -> str | None:
     """The text of `name` in `folder`, opened relative to it and following no link at either step;
     None where there is no such regular file."""
     try:
@@ -194,7 +194,7 @@ def _read_beneath(folder: Path, name: str) -> str | None:
     return data.decode("utf-8", "replace")
 
 
-def _write_new(target: Path, text: str) -> bool:
+def write_new_file(target: Path, text: str) -> bool:
     """Write `target` in one step unless something of that name is there; then False."""
     part = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     write_private(part, text)
@@ -229,15 +229,15 @@ def _scrubbed(text: str, private: Sequence[str]) -> str:
     return _ABSOLUTE_PATH.sub(r"…/\1", text)
 
 
-def _scrubbed_value(value: Any, private: Sequence[str]) -> Any:
+def scrubbed_value(value: Any, private: Sequence[str]) -> Any:
     if isinstance(value, str):
         return _scrubbed(clean(value, 2000), private)
     if isinstance(value, dict):
         return {
-            _scrubbed_value(key, private): _scrubbed_value(item, private)
+            scrubbed_value(key, private): scrubbed_value(item, private)
             for key, item in value.items()
         }
-    return [_scrubbed_value(item, private) for item in value] if isinstance(value, list) else value
+    return [scrubbed_value(item, private) for item in value] if isinstance(value, list) else value
 
 
 def benchmarks_folders(state: Path, rig_folder: Path) -> tuple[Path, ...]:

@@ -42,7 +42,11 @@ class JobError(BaseModel):
 
 
 class JobRecord(BaseModel):
-    """One job as it stands on disk. Times are UTC stamps, durations seconds, `percent` 0 to 100."""
+    """One job as it stands on disk. Times are UTC stamps, durations seconds, `percent` 0 to 100.
+
+    `phase_seconds` has the phases that are over; `phase_started_unix` is when `phase` began, in
+    Unix seconds, and 0 where nobody knows (no worker yet, or a record of an older version).
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -52,6 +56,8 @@ class JobRecord(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
     phases: list[str] = Field(default_factory=list)
     phase: str = ""
+    phase_started_unix: float = 0.0
+    phase_seconds: dict[str, float] = Field(default_factory=dict)
     percent: float = 0.0
     remaining_s: float | None = None
     message: str = ""
@@ -197,13 +203,31 @@ class JobProgress:
     def __init__(self, store: JobStore, record: JobRecord) -> None:
         self._store = store
         self.record = record
-        self._begun = time.monotonic()
+        self._begun = self._phase_begun = time.monotonic()
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the record and write it through."""
-        seconds = round(time.monotonic() - self._begun, 3)
-        self.record = self.record.model_copy(update={"seconds": seconds, **changes})
+        """Change fields of the record and write it through; the phases are timed here."""
+        now = time.monotonic()
+        timed = {"seconds": round(now - self._begun, 3), **self._phase_times(changes, now)}
+        self.record = self.record.model_copy(update={**timed, **changes})
         self._store.write(self.record)
+
+    def _phase_times(self, changes: dict[str, Any], now: float) -> dict[str, Any]:
+        """The fields of a phase that ends or begins with `changes`.
+
+        Durations are monotonic; the beginning is wall time, because other processes read it.
+        """
+        record = self.record
+        phase, begun = changes.get("phase", record.phase), record.phase_started_unix > 0
+        ends = changes.get("state") in FINAL_JOB_STATES
+        if begun and phase == record.phase and not ends:
+            return {}
+        fields: dict[str, Any] = {} if ends else {"phase_started_unix": time.time()}
+        if begun and record.phase:  # a phase that is entered again adds to its time
+            spent = record.phase_seconds.get(record.phase, 0.0) + now - self._phase_begun
+            fields["phase_seconds"] = {**record.phase_seconds, record.phase: round(spent, 3)}
+        self._phase_begun = now
+        return fields
 
 
 JobRunner = Callable[[JobProgress], Awaitable[dict[str, Any]]]

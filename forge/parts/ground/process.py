@@ -71,6 +71,13 @@ async def _drain_stream(stream: asyncio.StreamReader, kept: _HeadAndTail) -> Non
         kept.add(data)
 
 
+async def _feed_stream(stream: asyncio.StreamWriter, data: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may end without reading to the end
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+
+
 async def _until_exit(process: asyncio.subprocess.Process) -> int:
     """The exit status. Polled: on some Pythons `wait` also waits for pipes a grandchild holds."""
     while process.returncode is None:
@@ -90,8 +97,9 @@ async def run_program(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     output_limit: int = OUTPUT_LIMIT,
+    given: bytes = b"",
 ) -> Finished:
-    """Run `argv` to its end and return its status and bounded output.
+    """Run `argv` to its end and return its status and bounded output; `given` is its input.
 
     The whole process group is killed on cancellation, on timeout and when this server exits, also
     what the program started itself. Raises RigError NOT_FOUND when the program is not there and
@@ -100,7 +108,7 @@ async def run_program(
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if given else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=None if environment is None else dict(environment),
@@ -118,6 +126,8 @@ async def run_program(
         asyncio.ensure_future(_drain_stream(process.stdout, out)),
         asyncio.ensure_future(_drain_stream(process.stderr, err)),
     ]
+    if process.stdin is not None:
+        drains.append(asyncio.ensure_future(_feed_stream(process.stdin, given)))
     try:
         async with asyncio.timeout(timeout_s):
             returncode = await _until_exit(process)

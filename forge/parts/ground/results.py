@@ -5,6 +5,8 @@ Both stand in the structured half because one client shows the model only that h
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -17,15 +19,28 @@ class Outcome(BaseModel):
     next_step: str = Field(default="", description="The call that makes sense now, if any.")
 
 
+def _says(value: Any) -> bool:
+    """Whether a value says something: False and 0 do, 0.0, nothing and what is empty do not."""
+    return isinstance(value, bool | int) or bool(value)
+
+
+def _in_one_line(value: Any) -> str:
+    """A nested value in one line of words."""
+    if isinstance(value, dict):
+        return "; ".join(f"{k}: {_in_one_line(item)}" for k, item in value.items() if _says(item))
+    return ", ".join(map(_in_one_line, value)) if isinstance(value, list) else str(value)
+
+
 def outcome_as_text(outcome: Outcome) -> str:
     """The text half of a result: the summary, each further field on a line, then the next step."""
     lines = [outcome.summary]
     for name, value in outcome.model_dump(mode="json", exclude={"summary", "next_step"}).items():
-        if isinstance(value, dict) and value:
-            lines += [f"{name}:", *(f"  {key}: {item}" for key, item in value.items())]
+        if isinstance(value, dict):
+            told = [f"  {key}: {_in_one_line(item)}" for key, item in value.items() if _says(item)]
+            lines += [f"{name}:", *told] if told else []
         elif isinstance(value, list) and value:
-            lines += [f"{name}:", *(f"  - {item}" for item in value)]
-        elif isinstance(value, bool | int) or value:  # 0.0 and "" say nothing, False and 0 do
+            lines += [f"{name}:", *(f"  - {_in_one_line(item)}" for item in value)]
+        elif _says(value):
             lines.append(f"{name}: {value}")
     if outcome.next_step:
         lines.append(f"Next: {outcome.next_step}")

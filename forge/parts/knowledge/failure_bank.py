@@ -15,11 +15,11 @@ from forge.parts.knowledge.failure_mentions import SERVER_UP, only_mentioned, re
 from forge.parts.knowledge.failure_signature import (
     CERTAINTY_ORDER,
     IGNORED_BYTES,
-    FailureChange,
     FailureSignature,
     bare_key,
 )
 from forge.parts.knowledge.failure_sums import FAILURE_SUMS
+from forge.parts.knowledge.log_answer import FailureAnswer, FailureChange
 
 _ROWS_AROUND = 40  # rows around the deciding one in which what belongs to it may stand
 _ROWS_A_KEY = 200  # distinct rows that are looked at for one key; a log may repeat it for ever
@@ -46,6 +46,22 @@ class FailureMatch:
     numbers: Mapping[str, str]
     cause: str
     changes: tuple[FailureChange, ...]
+
+    @property
+    def answer(self) -> FailureAnswer:
+        """What goes out of it."""
+        return FailureAnswer(
+            kind=self.signature.kind,
+            stage=self.signature.stage,
+            certainty=self.signature.certainty,
+            line=self.line,
+            line_number=self.row + 1,
+            cause=self.cause,
+            changes=self.changes,
+            futile=self.signature.futile,
+            numbers=dict(self.numbers),
+            upstream=self.signature.upstream,
+        )
 
 
 @dataclass(frozen=True)

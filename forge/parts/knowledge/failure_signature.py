@@ -8,25 +8,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from typing import Literal
 
 from forge.parts.knowledge.failure_sums import FAILURE_SUMS
-
-FailureStage = Literal[
-    "capacity",
-    "quota",
-    "permission",
-    "boot",
-    "image",
-    "download",
-    "load",
-    "compile",
-    "memory",
-    "serve",
-    "client",
-]
-FailureCertainty = Literal["certain", "likely", "possible"]
-FailureChangeKind = Literal["flag", "setting", "package", "place", "grant", "run", "act"]
+from forge.parts.knowledge.log_answer import (
+    FailureCertainty,
+    FailureChange,
+    FailureChangeKind,
+    FailureStage,
+)
 
 # How much a statement explains. A root is the fault itself, in its own words; a fault may have a
 # root in the same log; a symptom always has a cause; an echo only repeats that something failed.
@@ -51,28 +40,6 @@ IGNORED_BYTES = b"0123456789abcdef" + bytes(c for c in range(32) if c != 10) + b
 
 class SignatureError(ValueError):
     """A signature's text breaks the grammar; the message names the signature and the line."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailureChange:
-    """One change as data: what, from what, to what. `argv` where it is a command, never run here.
-
-    `kind` is flag (of the engine), setting (an environment variable or a field), package, place
-    (zone, region, machine), grant (a role), run (a command) or act (a person's decision).
-    """
-
-    kind: FailureChangeKind
-    name: str
-    old: str = ""
-    new: str = ""
-    argv: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if self.argv:
-            return f"run: {shlex.join(self.argv)}"
-        if not self.new:
-            return self.name
-        return f"{self.name}: {self.old or 'as it is'} -> {self.new}"
 
 
 @dataclass(frozen=True, slots=True)

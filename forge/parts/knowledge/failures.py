@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from forge.parts.knowledge.failure_bank import FailureBank
-from forge.parts.knowledge.failure_signature import FailureStage, parse_signatures
+from forge.parts.knowledge.failure_signature import parse_signatures
 from forge.parts.knowledge.failures_boot import BOOT_SIGNATURES
 from forge.parts.knowledge.failures_capacity import CAPACITY_SIGNATURES, QUOTA_SIGNATURES
 from forge.parts.knowledge.failures_client import CLIENT_SIGNATURES
@@ -15,6 +15,7 @@ from forge.parts.knowledge.failures_load import LOAD_SIGNATURES
 from forge.parts.knowledge.failures_memory import MEMORY_SIGNATURES
 from forge.parts.knowledge.failures_permission import PERMISSION_SIGNATURES
 from forge.parts.knowledge.failures_serve import SERVE_SIGNATURES
+from forge.parts.knowledge.log_answer import FailureStage
 
 _TEXT_BY_STAGE: dict[FailureStage, str] = {
     "capacity": CAPACITY_SIGNATURES,

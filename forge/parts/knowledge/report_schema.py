@@ -46,7 +46,10 @@ RUN_ID_PATTERN = (
 class ClosedRecord(BaseModel):
     """Base of every record: unknown keys, NaN and infinities are refused."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    # Built when first used: a server that is asked for no report does not wait for its schema.
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
+    )
 
 
 class Distribution(ClosedRecord):

@@ -239,7 +239,7 @@ class ThisComputer:
         raise RigError(
             "UNREACHABLE",
             f"the model server does not listen on port {instance.port} yet",
-            "get_server_logs()",
+            "read the model server's log",
         )
 
     def _recorded(self) -> Instance | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from forge.parts.planes.plane import Launch, Room
 
@@ -46,15 +46,29 @@ class ServedModel:
         return sum(self.memory_needed.values())
 
 
+MetricUse = Literal[
+    "running",
+    "waiting",
+    "kv_used_share",
+    "preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+]
+
+
 class Runtime(Protocol):
     """The verbs of a runtime.
 
     `phases` are its own names for the four steps of a start, in this order: environment, weights,
-    load, first token.
+    load, first token. `metric_names` has the engine's own name on /metrics for what it is used as;
+    empty where the engine has no /metrics.
     """
 
     vocabulary: Mapping[str, str]
     phases: Sequence[str]
+    metric_names: Mapping[MetricUse, str]
+
+    def api_key(self) -> str: ...
 
     async def needs(self) -> Sequence[Need]: ...
     def local_model(self, name: str) -> ServedModel | None: ...

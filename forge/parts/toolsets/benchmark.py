@@ -21,7 +21,7 @@ from forge.parts.toolsets.benchmark_job import (
     BENCHMARK_JOB,
     BenchmarkJob,
     planned_load,
-    unfinished_benchmark,
+    unfinished_measurement,
 )
 from forge.parts.toolsets.serving import (
     WaitSeconds,
@@ -101,10 +101,10 @@ class BenchmarkToolset(Toolset):
             int, Field(ge=1, le=9, description="Times the whole grid runs; gives the noise.")
         ] = 1,
         ttft_limit_ms: Annotated[
-            float, Field(gt=0, le=1e6, description="Goodput: longest time to first token.")
+            float, Field(ge=1, le=1e6, description="Goodput: longest time to first token.")
         ] = 2000,
         tpot_limit_ms: Annotated[
-            float, Field(gt=0, le=1e6, description="Goodput: longest time per output token.")
+            float, Field(ge=1, le=1e6, description="Goodput: longest time per output token.")
         ] = 100,
         seed: Annotated[
             int, Field(ge=0, le=2**31 - 1, description="Of prompts and arrivals; 0: a new one.")
@@ -129,11 +129,11 @@ class BenchmarkToolset(Toolset):
         return benchmark_outcome(await follow_job(self.context, job.id, wait_s, ctx), notes)
 
     def _begin(self, arguments: dict[str, Any]) -> JobRecord:
-        active = unfinished_benchmark(self.context)
+        active = unfinished_measurement(self.context)
         if active is not None:
             raise RigError(
                 "BUSY",
-                f"the benchmark {active.id} is running ({progress_sentence(active)}), and two at "
+                f"{active.id} is running ({progress_sentence(active)}), and two at "
                 "once would measure each other",
                 f"get_job(job_id='{active.id}', wait_s=50)",
             )

@@ -65,7 +65,7 @@ async def benchmark_frame(
     workload = Workload(
         name="distinct-words",
         tool="gemma4-rigs loadgen",
-        tool_version=context.version,
+        tool_version=context.version_of("loadgen.py"),
         api="chat",
         prompts="distinct",
         temperature=plan.temperature,

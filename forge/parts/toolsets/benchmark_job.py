@@ -7,6 +7,7 @@ measured until then can still be made a report of.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -34,8 +35,10 @@ from forge.parts.toolsets.serving import require_ready
 from forge.parts.toolsets.toolset import RigContext
 
 BENCHMARK_JOB = "benchmark"
+PROBE_JOB = "probe"
 _FRAME_FILE = "frame.json"
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
+_KEY_VARIABLE = "RIG_MODEL_KEY"  # a key travels in the environment: it stands in no file
 _FOLLOW_EVERY_S = 0.5
 _RUNS_KEPT = 20
 
@@ -86,6 +89,7 @@ class BenchmarkJob:
                 ttft_ms=arguments["ttft_limit_ms"], tpot_ms=arguments["tpot_limit_ms"]
             ),
             stall_s=float(arguments["stall_s"]),
+            api_key_variable=_KEY_VARIABLE if context.runtime.api_key() else "",
         )
         write_private(folder / LOAD_PLAN_FILE, plan.model_dump_json(indent=1))
         frame = await benchmark_frame(context, instance, plan)
@@ -112,9 +116,11 @@ class BenchmarkJob:
         self, folder: Path, plan: LoadPlan, found: LoadProgress, progress: JobProgress
     ) -> str:
         """Run the generator to its end while its results are followed; returns what went wrong."""
-        argv = [sys.executable, str(self._context.server_file), "loadgen", str(folder)]
+        argv = [sys.executable, str(self._context.beside("loadgen.py")), str(folder)]
         cells = sum(cell.seconds + 4 * plan.request_timeout_s for cell in plan.cells)
-        loader = asyncio.create_task(run_program(argv, timeout_s=cells + 600))
+        environment = {**os.environ, _KEY_VARIABLE: self._context.runtime.api_key()}
+        running = run_program(argv, timeout_s=cells + 600, environment=environment)
+        loader = asyncio.create_task(running)
         try:
             while not loader.done():
                 await asyncio.wait({loader}, timeout=_FOLLOW_EVERY_S)
@@ -175,6 +181,6 @@ class BenchmarkJob:
             folder.rmdir()
 
 
-def unfinished_benchmark(context: RigContext) -> JobRecord | None:
-    """The benchmark that runs or waits now; two at once would measure each other."""
-    return context.jobs.active(BENCHMARK_JOB)
+def unfinished_measurement(context: RigContext) -> JobRecord | None:
+    """The benchmark or probe that runs or waits now; two at once would measure each other."""
+    return context.jobs.active(BENCHMARK_JOB) or context.jobs.active(PROBE_JOB)

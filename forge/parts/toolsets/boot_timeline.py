@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from forge.parts.ground.jobs import JobRecord
+from forge.parts.toolsets.startup import SERVE_JOB
 from forge.parts.toolsets.toolset import RigContext
 
 _STARTS_SHOWN = 8
@@ -68,18 +69,34 @@ def _finished_starts(context: RigContext) -> list[BootRecord]:
 
 
 def _other_starts(context: RigContext) -> list[BootRecord]:
-    """Starts that failed, were cancelled or are under way, from the job records."""
+    """Starts that failed, were cancelled or are under way, from the job records.
+
+    The phase that a killed worker was in has no end on record and is left out.
+    """
     return [
         BootRecord(
             at=job.created_at,
             model=str(job.arguments.get("model", "")),
             outcome=job.state,
+            seconds=_phases_so_far(job),
             phase=job.phase,
             total=job.seconds if job.finished else max(0.0, time.time() - job.created_unix),
         )
         for job in context.jobs.all()
-        if job.kind == "serve" and job.state != "done"
+        if job.kind == SERVE_JOB and job.state != "done"
     ]
+
+
+def _phases_so_far(job: JobRecord) -> dict[str, float]:
+    """Seconds by phase, the one under way included; empty on records that have no phase times."""
+    known = job.phase_seconds
+    seconds = {
+        phase: known[phase] for phase in dict.fromkeys([*job.phases, *known]) if phase in known
+    }
+    if not job.finished and job.phase_started_unix:
+        here = max(0.0, time.time() - job.phase_started_unix)
+        seconds[job.phase] = seconds.get(job.phase, 0.0) + here
+    return seconds
 
 
 def standing_still(context: RigContext) -> str:
@@ -87,16 +104,19 @@ def standing_still(context: RigContext) -> str:
 
     Empty where there is none, nothing to compare with, or no reason to say so.
     """
-    job = context.jobs.active("serve")
+    job = context.jobs.active(SERVE_JOB)
     if job is None:
         return ""
-    begun, phases = _phase_begun(context, job)
+    so_far = _phases_so_far(job)
+    elapsed, phases = so_far.get(job.phase, 0.0), [job.phase]
+    if not so_far:
+        begun, phases = _phase_begun(context, job)
+        elapsed = time.time() - begun
     earlier = [
         sum(start.seconds.get(phase, 0.0) for phase in phases)
         for start in _finished_starts(context)
-        if start.model == job.arguments.get("model")
+        if start.model == job.arguments.get("model") and phases[-1] in start.seconds
     ]
-    elapsed = time.time() - begun
     if not earlier or elapsed <= max(earlier):
         return ""
     return (
@@ -108,7 +128,8 @@ def standing_still(context: RigContext) -> str:
 def _phase_begun(context: RigContext, job: JobRecord) -> tuple[float, list[str]]:
     """When what is going on began (seconds since the epoch), and the phases counted since then.
 
-    Two moments are on record: the asking, and the start of the model server's process.
+    For a job without phase times: two moments of it are on record all the same, the asking, and
+    the start of the model server's process.
     """
     names = list(job.phases)
     process = names.index("load") if "load" in names else len(names)

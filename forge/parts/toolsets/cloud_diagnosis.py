@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from forge.parts.boundaries.log_text import log_lines
 from forge.parts.ground.errors import RigError
 from forge.parts.toolsets.diagnosis import DiagnosisOutcome, DiagnosisToolset
 from forge.parts.toolsets.toolset import rig_tool
@@ -44,7 +43,4 @@ class CloudDiagnosisToolset(DiagnosisToolset):
         if reader is None:
             raise RigError("INTERNAL", "this rig's plane has no log store", "analyze_logs()")
         text = str(await reader(minutes, severity, resource))
-        log = log_lines(text)
-        return await self.diagnosed(
-            log, f"the provider's log, {minutes} min: {len(log.rows)} lines"
-        )
+        return await self.diagnosed(text, f"the provider's log, {minutes} min")

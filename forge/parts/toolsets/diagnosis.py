@@ -14,18 +14,17 @@ from typing import Annotated, Any, Literal
 from mcp.server.mcpserver import Image
 from pydantic import BaseModel, Field
 
-from forge.parts.boundaries.log_text import log_lines, read_log_file
+from forge.parts.boundaries.log_files import read_log_file
+from forge.parts.boundaries.triage_program import triaged_log
 from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.redact import clean
 from forge.parts.ground.results import Outcome
-from forge.parts.knowledge.failure_bank import (
-    FailureMatch,
-    LogLines,
-    quoted_line,
-    unexplained_rows,
+from forge.parts.knowledge.log_answer import (
+    FailureAnswer,
+    FailureCertainty,
+    FailureChange,
+    LogAnswer,
 )
-from forge.parts.knowledge.failure_signature import FailureCertainty, FailureChange
-from forge.parts.knowledge.failures import failure_bank
 from forge.parts.toolsets.boot_timeline import (
     boot_picture,
     boot_records,
@@ -36,17 +35,15 @@ from forge.parts.toolsets.boot_timeline import (
 from forge.parts.toolsets.second_opinion import ModelOpinion, second_opinion
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
-NO_FAILURE = "no failure found"
 LogSource = Literal["", "server", "job", "journal"]
 _TEXT_CHARACTERS = 1_000_000  # of text=; larger logs come as a file
-_UNEXPLAINED_SHOWN = 5
 _ALSO_SHOWN = 5
 _SOURCE_LINES = 2000  # of a plane's own log, where no file of it is on this computer
-# Every next step that this toolset can name. Constants, and none of them changes anything.
+# Every next step that this toolset can name, over the rig's vocabulary; none changes anything.
 DIAGNOSIS_STEPS = {
     "matched": "suggest_sre_remediation() with the same log",
     "healthy": "get_system_status()",
-    "unexplained": "get_server_logs(lines=500)",
+    "unexplained": "get_{logs}(lines=500)",
     "remedied": "get_help() lists the settings and where each value comes from",
 }
 
@@ -140,8 +137,8 @@ class DiagnosisToolset(Toolset):
         what would not help; 'no failure found' on a healthy log. Give text, file or source;
         nothing means the {server}'s newest log. Lines that no known fault explains are read by the
         served model if one is ready (up to 40 s); its words are untrusted. Changes nothing."""
-        log, read = await self._log(text, file, source)
-        return await self.diagnosed(log, read)
+        data, what = await self._log(text, file, source)
+        return await self.diagnosed(data, what)
 
     @rig_tool(title="Suggest a remedy", effect="reads")
     async def suggest_sre_remediation(
@@ -150,9 +147,8 @@ class DiagnosisToolset(Toolset):
         """The changes that mend what a log reports, in the order in which to try them: this rig's
         settings with old and new value, commands as argument lists, decisions for a person. Takes
         the same log as analyze_logs. Executes nothing."""
-        log, _ = await self._log(text, file, source)
-        matches = await asyncio.to_thread(failure_bank().diagnose, log)
-        return self._remedy(matches)
+        data, _ = await self._log(text, file, source)
+        return self._remedy((await triaged_log(self.context.beside("triage.py"), data)).failures)
 
     @rig_tool(title="Compare the starts", effect="reads", structured=False)
     async def get_boot_timeline(self) -> list[str | Image]:
@@ -166,42 +162,31 @@ class DiagnosisToolset(Toolset):
         text = "\n".join([boot_table(starts), "", *filter(None, remarks)])
         return [clean(text), Image(data=boot_picture(starts), format="png")]
 
-    async def diagnosed(self, log: LogLines, read: str) -> DiagnosisOutcome:
-        """The outcome for `log`; `read` says where it came from."""
-        matches = await asyncio.to_thread(failure_bank().diagnose, log)
-        if matches:
-            return matched_outcome(matches, read)
-        rows = await asyncio.to_thread(unexplained_rows, log)
-        if not rows:
-            return DiagnosisOutcome(
-                summary=NO_FAILURE, next_step=DIAGNOSIS_STEPS["healthy"], found=False, read=read
-            )
-        opinion = await second_opinion(self.context, log, rows)
-        return DiagnosisOutcome(
-            summary=f"No known failure; {len(rows)} lines report errors that nothing explains.",
-            next_step=DIAGNOSIS_STEPS["unexplained"],
-            found=False,
-            unexplained=[quoted_line(log.text(row)) for row in rows[-_UNEXPLAINED_SHOWN:]],
-            model_says=opinion,
-            read=read,
-        )
+    async def diagnosed(self, data: bytes | str, what: str) -> DiagnosisOutcome:
+        """The outcome for the log `data`; `what` says where it came from."""
+        answer = await triaged_log(self.context.beside("triage.py"), data)
+        read = f"{what}: {answer.lines} lines"
+        if answer.failures:
+            return matched_outcome(answer, read)
+        step = DIAGNOSIS_STEPS["unexplained" if answer.unexplained_count else "healthy"]
+        step = step.format_map(self.context.vocabulary)
+        outcome = DiagnosisOutcome(summary=answer.summary, next_step=step, found=False, read=read)
+        if answer.unexplained_count:
+            outcome.unexplained = list(answer.unexplained)
+            outcome.model_says = await second_opinion(self.context, answer.excerpt)
+        return outcome
 
-    async def _log(self, text: str, file: str, source: LogSource) -> tuple[LogLines, str]:
+    async def _log(self, text: str, file: str, source: LogSource) -> tuple[bytes | str, str]:
         """The log that the arguments name, and a word on it. RigError INVALID for more than one."""
         given = [
             name for name, value in (("text", text), ("file", file), ("source", source)) if value
         ]
         if len(given) > 1:
             raise invalid_parameter(given[1], f"give one log only, {given[0]} is given already")
-        data: bytes | str = text
-        what = "the text given"
         if file:
             data = await asyncio.to_thread(read_log_file, self._folders, "file", file)
-            what = f"file {file.rpartition('/')[2]}"
-        elif not text:
-            data, what = await self._source(source or "server")
-        log = await asyncio.to_thread(log_lines, data)
-        return log, f"{what}: {len(log.rows)} lines"
+            return data, f"file {file.rpartition('/')[2]}"
+        return (text, "the text given") if text else await self._source(source or "server")
 
     @property
     def _folders(self) -> dict[str, Any]:
@@ -232,22 +217,22 @@ class DiagnosisToolset(Toolset):
     def _file(self, folder: str, name: str) -> tuple[bytes, str]:
         return read_log_file({folder: self._folders[folder]}, "source", name), f"{folder}/{name}"
 
-    def _remedy(self, matches: Sequence[FailureMatch]) -> RemediationOutcome:
-        if not matches:
+    def _remedy(self, failures: Sequence[FailureAnswer]) -> RemediationOutcome:
+        if not failures:
             return RemediationOutcome(
                 summary="There is nothing to mend: no known failure was found in this log.",
                 next_step=DIAGNOSIS_STEPS["healthy"],
             )
-        match = matches[0]
-        steps = [self._step(change) for change in match.changes]
+        first = failures[0]
+        steps = [self._step(change) for change in first.changes]
         return RemediationOutcome(
-            summary=f"{len(steps)} steps against {match.signature.kind}; nothing was executed.",
+            summary=f"{len(steps)} steps against {first.kind}; nothing was executed.",
             next_step=DIAGNOSIS_STEPS["remedied"],
-            kind=match.signature.kind,
-            certainty=match.signature.certainty,
-            line=match.line,
+            kind=first.kind,
+            certainty=first.certainty,
+            line=first.line,
             steps=steps,
-            will_not_help=list(match.signature.futile),
+            will_not_help=list(first.futile),
         )
 
     def _step(self, change: FailureChange) -> RemediationStep:
@@ -277,18 +262,18 @@ def flag_argument(change: FailureChange) -> list[str]:
     return [f"{change.name}={change.new}"] if exact else []
 
 
-def matched_outcome(matches: Sequence[FailureMatch], read: str) -> DiagnosisOutcome:
-    """The first match as the answer, the others as what was also seen."""
-    first, signature = matches[0], matches[0].signature
+def matched_outcome(answer: LogAnswer, read: str) -> DiagnosisOutcome:
+    """The first failure as the outcome, the others as what was also seen."""
+    first = answer.failures[0]
     return DiagnosisOutcome(
-        summary=f"{signature.kind} ({signature.stage}, {signature.certainty}): {first.cause}",
+        summary=answer.summary,
         next_step=DIAGNOSIS_STEPS["matched"],
         found=True,
-        kind=signature.kind,
-        stage=signature.stage,
-        certainty=signature.certainty,
+        kind=first.kind,
+        stage=first.stage,
+        certainty=first.certainty,
         line=first.line,
-        line_number=first.row + 1,
+        line_number=first.line_number,
         cause=first.cause,
         changes=[
             ChangeItem(
@@ -300,12 +285,12 @@ def matched_outcome(matches: Sequence[FailureMatch], read: str) -> DiagnosisOutc
             )
             for change in first.changes
         ],
-        will_not_help=list(signature.futile),
+        will_not_help=list(first.futile),
         numbers=dict(first.numbers),
-        upstream=signature.upstream,
+        upstream=first.upstream,
         also_seen=[
-            f"{other.signature.kind} (line {other.row + 1}): {other.line[:200]}"
-            for other in matches[1 : _ALSO_SHOWN + 1]
+            f"{other.kind} (line {other.line_number}): {other.line[:200]}"
+            for other in answer.failures[1 : _ALSO_SHOWN + 1]
         ],
         read=read,
     )

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from forge.parts.boundaries.chat_client import ChatAnswer, ChatClient
+from forge.parts.boundaries.chat_client import ChatAnswer
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.names import checked_text
 from forge.parts.ground.results import Outcome
 from forge.parts.planes.plane import Instance
 from forge.parts.runtimes.runtime import ServedModel
 from forge.parts.toolsets.serving import require_ready
+from forge.parts.toolsets.startup import logs_call
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
 _PROMPT_LIMIT = 100_000  # characters; a longer text is no question to a small model
@@ -100,7 +101,7 @@ class ModelToolset(Toolset):
             raise RigError(
                 "PARTIAL",
                 f"the answer broke off after {len(answer.text)} characters: {answer.broke_off}",
-                "ask for fewer max_tokens, or get_server_logs()",
+                f"ask for fewer max_tokens, or {logs_call(self.context)}",
             )
         return AnswerOutcome(summary=_answer_summary(answer), **_answer_fields(answer))
 
@@ -116,7 +117,7 @@ class ModelToolset(Toolset):
         token, tokens per second and the total, and say so when the stream broke off. One request
         is a first impression, not a benchmark."""
         answer = await self._ask(prompt, system, max_tokens, temperature)
-        return measured_answer(answer)
+        return measured_answer(answer, logs_call(self.context))
 
     @rig_tool(title="Check the model's health", effect="reads")
     async def verify_model_health(self) -> HealthOutcome:
@@ -127,7 +128,7 @@ class ModelToolset(Toolset):
         verdict = "is healthy: the answer is right" if not reason else f"is NOT healthy: {reason}"
         return HealthOutcome(
             summary=f"{answer.model or 'The model'} {verdict} ({answer.total_s:.1f} s).",
-            next_step="query_gemma4(prompt=…)" if not reason else "get_server_logs()",
+            next_step=logs_call(self.context) if reason else "query_gemma4(prompt=…)",
             healthy=not reason,
             reason=reason or "right answer",
             model=answer.model,
@@ -157,7 +158,7 @@ class ModelToolset(Toolset):
         checked_text("prompt", prompt, _PROMPT_LIMIT)
         checked_text("system", system, _PROMPT_LIMIT, empty_ok=True)
         instance = await require_ready(self.context)
-        client = ChatClient(await self.context.plane.endpoint(instance))
+        client = self.context.chat_client(await self.context.plane.endpoint(instance))
         return await client.chat(
             instance.served_name,
             prompt,
@@ -202,10 +203,11 @@ def health_fault(answer: ChatAnswer) -> str:
     return ""
 
 
-def measured_answer(answer: ChatAnswer) -> MeasuredAnswer:
+def measured_answer(answer: ChatAnswer, log_step: str) -> MeasuredAnswer:
     """Times from arrivals, tokens from usage: tpot = (last arrival - first) / (tokens - 1).
 
-    A chunk is not a token, so without usage no rate is given.
+    A chunk is not a token, so without usage no rate is given. `log_step` is the rig's call that
+    reads the server's log: the next step after a stream that broke off.
     """
     tokens, ttft = answer.completion_tokens, answer.ttft_s
     tpot = rate = None
@@ -224,7 +226,7 @@ def measured_answer(answer: ChatAnswer) -> MeasuredAnswer:
         )
     return MeasuredAnswer(
         summary=summary,
-        next_step="" if answer.complete else "get_server_logs()",
+        next_step="" if answer.complete else log_step,
         complete=answer.complete,
         broke_off=answer.broke_off,
         ttft_s=None if ttft is None else round(ttft, 4),

@@ -31,7 +31,8 @@ from forge.parts.knowledge.planner_fit import (
 )
 from forge.parts.knowledge.planner_money import API_INPUT_PRICE, API_OUTPUT_PRICE, ApiPrice
 from forge.parts.knowledge.prices import Provisioning
-from forge.parts.toolsets.startup import StartHistory
+from forge.parts.toolsets.plan_refusal import refuse_by_plan
+from forge.parts.toolsets.startup import PLAN_CHECK, StartHistory
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 PlanVerdict = Literal["fits", "refused by arithmetic", "refused by an estimate"]
@@ -82,6 +83,10 @@ class PlanningToolset(Toolset):
 
     toolset_name = "planning"
 
+    def __init__(self, context: RigContext) -> None:
+        super().__init__(context)
+        context.extras[PLAN_CHECK] = self.refuse_unfit
+
     @rig_tool(title="Plan a deployment", effect="reads")
     async def plan_deployment(
         self,
@@ -120,7 +125,10 @@ class PlanningToolset(Toolset):
         price_per_hour: Annotated[
             float | None, Field(ge=0, le=10_000, description="USD; else the table's cheapest.")
         ] = None,
-        provisioning: Literal["on-demand", "spot", "flex-start"] = "on-demand",
+        provisioning: Annotated[
+            Literal["on-demand", "spot", "flex-start"],
+            Field(description="Whose price is taken from the table."),
+        ] = "on-demand",
         api_input_price: Annotated[
             float, Field(ge=0, le=10_000, description="USD a million, of the API to compare with.")
         ] = float(API_INPUT_PRICE.known("input")),
@@ -171,13 +179,31 @@ class PlanningToolset(Toolset):
         except ValueError as error:
             raise RigError("INVALID", f"{error}; nothing was planned") from None
 
-    async def own_plan(self) -> DeploymentPlan:
-        """The plan of what the rig's settings say: what a serve or create tool asks before it acts.
+    async def own_plan(self, model: str = "") -> DeploymentPlan:
+        """The plan of what the rig's settings say, with `model` in their model's place if given.
 
         `refusal_of(plan, override)` then refuses. Raises RigError.
         """
         own = self.rig_defaults()
+        own = replace(own, model=model) if model else own
         return self.planned(await self._request(own, "", "", 0, 1, "", "", "", 0.0))
+
+    async def refuse_unfit(self, model: str, override: bool = False) -> None:
+        """Raise RigError CAPACITY where the rig's own plan of `model` does not fit, with its sum
+        and with what would: serve and create tools ask this before they begin.
+
+        Only a Gemma 4 by name is judged. Another model, and a rig whose place or engine is in no
+        table, pass: a folder is measured by its runtime, and what nobody knows is not refused.
+        """
+        if model not in _MODEL_NAMES:
+            return
+        try:
+            plan = await self.own_plan(model)
+        except RigError as error:
+            if error.error_class == "INVALID":
+                return
+            raise
+        refuse_by_plan(plan, self.context.settings, override)
 
     async def _request(
         self,
@@ -329,8 +355,10 @@ def _plan_sentence(plan: DeploymentPlan) -> str:
     head = f"{what} ({verdict.profile.name}) {'fits' if verdict.fits else 'does not fit'}"
     body = (
         f"weights {weights:.2f} of {verdict.usable / 1e9:.2f} GB, {verdict.streams} streams of"
-        f" {request.context} tokens, about {plan.single.estimate:.1f} tok/s alone"
+        f" {request.context} tokens"
     )
+    if verdict.fits:
+        body += f", about {plan.single.estimate:.1f} tok/s alone"
     return f"{head}: {body}."
 
 

@@ -97,7 +97,7 @@ def exchange_of(what: str, body: dict[str, Any], answer: ProbeAnswer) -> ProbeEx
 
 def barred_judgement(answer: ProbeAnswer) -> Judgement | None:
     """The judgement of an answer that is no chat completion; None of one that is."""
-    words, status = quoted_line(answer.error_words), answer.status
+    words, status = quoted_answer(answer.error_words), answer.status
     if answer.fault:
         return Judgement("untested", answer.fault)
     if status in (401, 403):
@@ -110,7 +110,7 @@ def barred_judgement(answer: ProbeAnswer) -> Judgement | None:
         verdict: ProbeVerdict = "unsupported" if _NO_SUCH_THING.search(words) else "fail"
         return Judgement(verdict, f"an error with {status}: {words}")
     if answer.message is None:
-        return Judgement("fail", f"a 200 that is no chat completion: {quoted_line(answer.text)}")
+        return Judgement("fail", f"a 200 that is no chat completion: {quoted_answer(answer.text)}")
     return None
 
 
@@ -129,7 +129,7 @@ def prompt_growth(answer: ProbeAnswer, without: ProbeAnswer) -> int | None:
     return answer.prompt_tokens - without.prompt_tokens
 
 
-def quoted_line(text: str) -> str:
+def quoted_answer(text: str) -> str:
     """The beginning of a text on one line, for a sentence."""
     line = " ".join(clean(text, 4 * _QUOTE_LIMIT).split())
     return line if len(line) <= _QUOTE_LIMIT else line[: _QUOTE_LIMIT - 1] + "…"

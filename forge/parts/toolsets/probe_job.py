@@ -29,15 +29,15 @@ from forge.parts.knowledge.probe_report import (
     compared_greedy,
     probe_table,
 )
+from forge.parts.toolsets.benchmark_job import PROBE_JOB
 from forge.parts.toolsets.probe_asking import ProbeAsker, barred_judgement
 from forge.parts.toolsets.probe_cases import GREEDY_BASELINE_CASE, ProbeCase, planned_probes
 from forge.parts.toolsets.probe_facts import known_facts, probe_frame
 from forge.parts.toolsets.probe_greedy import GREEDY_SET
 from forge.parts.toolsets.reports import private_setting_values
 from forge.parts.toolsets.serving import require_ready
+from forge.parts.toolsets.startup import logs_call
 from forge.parts.toolsets.toolset import RigContext
-
-PROBE_JOB = "probe"
 
 
 @dataclass
@@ -117,7 +117,7 @@ class ProbeJob:
     async def _begin(self, progress: JobProgress) -> _ProbeUnderWay:
         context, arguments = self._context, progress.record.arguments
         instance = await require_ready(context)
-        client = ProbeClient(await context.plane.endpoint(instance))
+        client = ProbeClient(await context.plane.endpoint(instance), context.runtime.api_key())
         facts = await known_facts(context, client, instance)
         asker = ProbeAsker(client, instance.served_name, float(arguments["timeout_s"]), facts)
         progress.update(message="a plain question first")
@@ -126,7 +126,7 @@ class ProbeJob:
             raise RigError(
                 "UNREACHABLE",
                 f"not even a plain question is answered ({plain.detail})",
-                "verify_model_health(), then get_server_logs()",
+                f"verify_model_health(), then {logs_call(context)}",
             )
         return _ProbeUnderWay(
             job_id=progress.record.id,

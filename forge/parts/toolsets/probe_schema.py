@@ -17,7 +17,7 @@ from forge.parts.toolsets.probe_asking import (
     cut_off_judgement,
     made_up_words,
     prompt_growth,
-    quoted_line,
+    quoted_answer,
 )
 
 _PROSE_PROMPT = "Write one short English sentence about the sea, in plain prose: no JSON, no code."
@@ -71,7 +71,7 @@ async def probe_schema(asker: ProbeAsker, thinking: bool) -> Judgement:
     if fits_code_schema(answer, words):
         return await _enforced(asker, answer, switch, thinking, note)
     if answer.finish_reason == "length" and answer.content.lstrip().startswith("{"):
-        return Judgement("fail", f"JSON was begun and cut off: {quoted_line(answer.content)}{note}")
+        return Judgement("fail", f"JSON was begun and cut off: {quoted_answer(answer.content)}{note}")
     return await _not_enforced(asker, answer, tokens, switch, note)
 
 
@@ -96,7 +96,7 @@ async def _enforced(
                 "the schema is enforced, but nothing shows that the model thinks: no reasoning "
                 "came, and the switch did not change the prompt",
             )
-    return Judgement("pass", f"enforced against the prompt: {quoted_line(answer.content)}{note}")
+    return Judgement("pass", f"enforced against the prompt: {quoted_answer(answer.content)}{note}")
 
 
 async def _not_enforced(
@@ -117,7 +117,7 @@ async def _not_enforced(
     )
     return Judgement(
         "silent",
-        f"not enforced, {how}; against the prompt came {quoted_line(answer.content)!r}{note}",
+        f"not enforced, {how}; against the prompt came {quoted_answer(answer.content)!r}{note}",
     )
 
 

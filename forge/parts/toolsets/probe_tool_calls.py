@@ -18,7 +18,7 @@ from forge.parts.toolsets.probe_asking import (
     barred_judgement,
     cut_off_judgement,
     prompt_growth,
-    quoted_line,
+    quoted_answer,
 )
 
 _TOOL_TOKENS = 256
@@ -121,16 +121,16 @@ def judged_tool_answer(
         return _judged_calls(scenario, answer)
     if _call_in_text(scenario, answer.content):
         return Judgement(
-            "silent", f"the call stands in the text, unparsed: {quoted_line(answer.content)}"
+            "silent", f"the call stands in the text, unparsed: {quoted_answer(answer.content)}"
         )
     if tool_tokens is not None and tool_tokens <= 0:
         return Judgement(
             "silent",
             "the prompt has as many tokens without the tools: they never reached the model, which "
-            f"answered {quoted_line(answer.content)!r}",
+            f"answered {quoted_answer(answer.content)!r}",
         )
     if scenario.calls:
-        return Judgement("fail", f"no call; it answered {quoted_line(answer.content)!r}")
+        return Judgement("fail", f"no call; it answered {quoted_answer(answer.content)!r}")
     if tool_tokens is None:
         return Judgement(
             "untested",
@@ -140,9 +140,9 @@ def judged_tool_answer(
     if not answer.content.strip():
         return Judgement("fail", f"neither a call nor a word ({answer.finish_reason})")
     if scenario.asks_back and not _ASKS_BACK.search(answer.content):
-        return Judgement("fail", f"it did not ask for the city: {quoted_line(answer.content)!r}")
+        return Judgement("fail", f"it did not ask for the city: {quoted_answer(answer.content)!r}")
     how = "asked back" if scenario.asks_back else "answered by itself"
-    return Judgement("pass", f"no call, it {how}: {quoted_line(answer.content)!r}")
+    return Judgement("pass", f"no call, it {how}: {quoted_answer(answer.content)!r}")
 
 
 def _judged_calls(scenario: ToolScenario, answer: ProbeAnswer) -> Judgement:
@@ -152,7 +152,9 @@ def _judged_calls(scenario: ToolScenario, answer: ProbeAnswer) -> Judgement:
     for call in answer.tool_calls:
         name, city, fault = _read_call(call, offered)
         if fault:
-            return Judgement("fail", f"a malformed call, {fault}: {quoted_line(json.dumps(call))}")
+            return Judgement(
+                "fail", f"a malformed call, {fault}: {quoted_answer(json.dumps(call))}"
+            )
         made.append((name, city))
     shown = ", ".join(f"{name}(city={city!r})" for name, city in made)
     if not scenario.calls:

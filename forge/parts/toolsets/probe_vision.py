@@ -20,7 +20,7 @@ from forge.parts.toolsets.probe_asking import (
     barred_judgement,
     cut_off_judgement,
     prompt_growth,
-    quoted_line,
+    quoted_answer,
 )
 
 PROBE_COLOURS: dict[str, tuple[int, int, int]] = {
@@ -71,8 +71,10 @@ def judged_picture_answer(
     if early is not None:
         return early
     if shows_colours(answer.content, upper, lower):
-        return Judgement("pass", f"{upper} above {lower} was seen: {quoted_line(answer.content)!r}")
-    said = quoted_line(answer.content)
+        return Judgement(
+            "pass", f"{upper} above {lower} was seen: {quoted_answer(answer.content)!r}"
+        )
+    said = quoted_answer(answer.content)
     if picture_tokens is not None and picture_tokens <= 0:
         return Judgement(
             "silent",

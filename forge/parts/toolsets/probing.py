@@ -15,9 +15,9 @@ from forge.parts.ground.jobs import JobRecord, JobRunner
 from forge.parts.ground.locks import held_lock
 from forge.parts.ground.results import Outcome
 from forge.parts.knowledge.probe_report import ProbeGroup, ProbeVerdict
-from forge.parts.toolsets.benchmark_job import unfinished_benchmark
+from forge.parts.toolsets.benchmark_job import PROBE_JOB, unfinished_measurement
 from forge.parts.toolsets.probe_cases import PROBE_GROUPS, planned_probes
-from forge.parts.toolsets.probe_job import PROBE_JOB, ProbeJob
+from forge.parts.toolsets.probe_job import ProbeJob
 from forge.parts.toolsets.serving import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
@@ -94,7 +94,7 @@ class ProbingToolset(Toolset):
         self._job.store.read(baseline, "baseline")
 
     def _begin(self, arguments: dict[str, Any]) -> JobRecord:
-        active = self.context.jobs.active(PROBE_JOB) or unfinished_benchmark(self.context)
+        active = unfinished_measurement(self.context)
         if active is not None:
             raise RigError(
                 "BUSY",

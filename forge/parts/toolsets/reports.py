@@ -45,7 +45,9 @@ _PRIVATE_SETTINGS = re.compile(r"project|account|profile|instance|bucket|network
 _LEAST_PRIVATE = 4  # characters; shorter values would black out ordinary words
 
 ReportName = Annotated[str, Field(max_length=120, description="A name that list_reports gave.")]
-ReportView = Literal["text", "curves", "heatmap"]
+ReportView = Annotated[
+    Literal["text", "curves", "heatmap"], Field(description="A table, or one of two pictures.")
+]
 
 
 class ReportLine(BaseModel):

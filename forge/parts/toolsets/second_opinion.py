@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -20,20 +19,15 @@ from forge.parts.ground.journal import Journal
 from forge.parts.ground.redact import printable, redact
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import rig_paths
-from forge.parts.knowledge.failure_bank import LogLines
 from forge.parts.planes.this_computer import ThisComputer
 from forge.parts.toolsets.serving import require_ready
 from forge.parts.toolsets.toolset import RigContext
 
-_EXCERPT_CHARACTERS = 6_000  # about 2,000 tokens: small models are served with 4,096
 _OPINION_PATIENCE_S = 40.0  # under every client's limit for one call
 _OPINION_TOKENS = 250
-_ROWS_BESIDE = 3  # rows of context on each side of an error row
 _SENTENCE_CHARACTERS = 300
 _SHORTEST_EVIDENCE = 8
 _RIG_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,60}[a-z0-9])?")
-# One word without blanks, as long as that, is a key or an encoded file, not a message.
-_BLOB_ROW = re.compile(r"\S{60,}")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+", re.I)
 
@@ -67,12 +61,11 @@ class ModelOpinion(BaseModel):
     note: str = Field(default="", description="Why there is no opinion, or what was left out.")
 
 
-async def second_opinion(context: RigContext, log: LogLines, rows: Sequence[int]) -> ModelOpinion:
-    """Ask the ready model of this rig, or of the one in ANALYSIS_ENDPOINT_RIG, about `rows`.
+async def second_opinion(context: RigContext, excerpt: str) -> ModelOpinion:
+    """Ask the ready model of this rig, or of the one in ANALYSIS_ENDPOINT_RIG, about `excerpt`.
 
     Never raises for what a model or its server does: then the note says why there is no opinion.
     """
-    excerpt = log_excerpt(log, rows)
     try:
         async with asyncio.timeout(_OPINION_PATIENCE_S):
             client, model, where = await _opinion_endpoint(context)
@@ -90,24 +83,6 @@ async def second_opinion(context: RigContext, log: LogLines, rows: Sequence[int]
         return ModelOpinion(note=f"no model was asked, or none answered: {error.what}")
     opinion = parsed_opinion(answer.text, excerpt)
     return opinion.model_copy(update={"asked": f"{answer.model or model} ({where})"})
-
-
-def log_excerpt(log: LogLines, rows: Sequence[int]) -> str:
-    """The error rows with three rows around each, the last ones first kept, at most 6,000
-    characters; redacted, and without rows that are one long word."""
-    wanted = sorted({n for r in rows for n in range(r - _ROWS_BESIDE, r + _ROWS_BESIDE + 1)})
-    texts = [log.text(n) for n in wanted if 0 <= n < len(log.rows)]
-    kept: list[str] = []
-    size = 0
-    for text in reversed(redact("\n".join(texts)).split("\n")):
-        line = text.strip()[:600]
-        if not line or _BLOB_ROW.fullmatch(line):
-            continue
-        size += len(line) + 1
-        if size > _EXCERPT_CHARACTERS:
-            break
-        kept.append(line)
-    return "\n".join(reversed(kept))
 
 
 def fenced_excerpt(excerpt: str) -> str:
@@ -156,7 +131,7 @@ async def _opinion_endpoint(context: RigContext) -> tuple[ChatClient, str, str]:
     if other in ("", context.rig):
         instance = await require_ready(context)
         address = await context.plane.endpoint(instance)
-        return ChatClient(address), instance.served_name, context.rig
+        return context.chat_client(address), instance.served_name, context.rig
     if not _RIG_NAME.fullmatch(other):
         raise invalid_parameter("ANALYSIS_ENDPOINT_RIG", "must be the name of a rig")
     # The other rig's own record, believed only where a process carries its exact label.

@@ -1,4 +1,4 @@
-"""The serving toolset: start the model, wait for it, stop it, see its log, its address, its state.
+"""The serving toolset: start the model, wait for it, stop it, see its log and its address.
 
 Knows no engine and no machine: both speak through the runtime and the plane of the rig.
 """
@@ -17,13 +17,18 @@ from forge.parts.ground.jobs import JobRecord, JobRunner
 from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
-from forge.parts.ground.settings import origin_of_settings
 from forge.parts.planes.plane import Finding, Instance
-from forge.parts.toolsets.startup import Startup, memory_verdict, refuse_missing, refuse_oversize
-from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
+from forge.parts.toolsets.startup import (
+    SERVE_JOB,
+    Startup,
+    refuse_missing,
+    refuse_oversize,
+    refuse_planned,
+)
+from forge.parts.toolsets.status import StatusToolset
+from forge.parts.toolsets.toolset import RigContext, rig_tool
 
 WAIT_LIMIT_S = 50.0  # no call relies on a client's patience: the strictest gives 60 s
-_JOB_KIND = "serve"
 
 ServingState = Literal["stopped", "starting", "ready", "failed"]
 WaitSeconds = Annotated[
@@ -44,23 +49,6 @@ class ServeOutcome(Outcome):
     )
     endpoint: str = ""
     seconds: float = Field(default=0.0, description="Seconds since the start began.")
-
-
-class StatusOutcome(Outcome):
-    """The rig as it is now, read from the process table and the journal, not from memory."""
-
-    rig: str
-    state: ServingState
-    model: str
-    endpoint: str = ""
-    pid: int | None = None
-    started_at: str = ""
-    jobs: list[str] = Field(default_factory=list, description="Unfinished and recent jobs.")
-    notes: list[str] = Field(default_factory=list)
-    memory: str = ""
-    settings: dict[str, str] = Field(
-        default_factory=dict, description="Each value with where it came from."
-    )
 
 
 class EndpointOutcome(Outcome):
@@ -94,8 +82,8 @@ def progress_sentence(job: JobRecord) -> str:
     return f"{job.phase}: {job.message}{left}"
 
 
-class ServingToolset(Toolset):
-    """Start, wait, stop, look."""
+class ServingToolset(StatusToolset):
+    """Look at everything, start, wait, stop, see the log and the address."""
 
     toolset_name = "serving"
 
@@ -104,7 +92,7 @@ class ServingToolset(Toolset):
         self.startup = Startup(context)
 
     def job_runners(self) -> dict[str, JobRunner]:
-        return {_JOB_KIND: self.startup.run}
+        return {SERVE_JOB: self.startup.run}
 
     @rig_tool(title="Start the model", effect="changes")
     async def serve_model(
@@ -118,14 +106,19 @@ class ServingToolset(Toolset):
             ),
         ] = "",
         wait_s: WaitSeconds = 0,
+        override: Annotated[
+            bool,
+            Field(description="Serve what only an estimate says does not fit; arithmetic stands."),
+        ] = False,
     ) -> ServeOutcome:
         """Start {engine} with a model on {place}, as a job with the phases environment, weights,
         load and first token. {cost}; the first start may download weights, later ones take seconds
-        to minutes. Refuses before anything starts what does not fit into memory. If the model
-        runs or is starting already, that one is reported; nothing is started twice."""
+        to minutes. Refuses before anything starts or is downloaded what does not fit into memory,
+        and names what would. If the model runs or is starting already, that one is reported;
+        nothing is started twice."""
         name = checked_name("model", "model", model or str(self._setting("model_name")))
         async with held_lock(self.context.paths.state, "serving"):
-            job_or_instance = await self._begin(name)
+            job_or_instance = await self._begin(name, override)
         if isinstance(job_or_instance, Instance):
             return await self._running(job_or_instance)
         return await self._followed(job_or_instance.id, wait_s, ctx)
@@ -135,7 +128,7 @@ class ServingToolset(Toolset):
         """Wait up to wait_s seconds (50 at most) until the model that was started has generated its
         first token, with progress. Returns early when it is ready or has failed; call it again
         while state is 'starting'."""
-        job = self.context.jobs.active(_JOB_KIND)
+        job = self.context.jobs.active(SERVE_JOB)
         if job is not None:
             return await self._followed(job.id, wait_s, ctx)
         finding = await self.context.plane.find()
@@ -149,7 +142,7 @@ class ServingToolset(Toolset):
         memory. Ends a {machine} that this rig started and nothing else; weights stay on disk.
         Takes seconds. Safe to call twice."""
         async with held_lock(self.context.paths.state, "serving"):
-            job = self.context.jobs.active(_JOB_KIND)
+            job = self.context.jobs.active(SERVE_JOB)
             if job is not None:
                 await self.context.jobs.cancel(job.id)
             finding = await self.context.plane.find()
@@ -157,8 +150,10 @@ class ServingToolset(Toolset):
                 await self.context.plane.stop(finding.instance)
         return self._stopped(job, finding)
 
-    @rig_tool(title="Read the model server's log", effect="reads", structured=False)
-    async def get_server_logs(
+    @rig_tool(
+        name="get_{logs}", title="Read the model server's log", effect="reads", structured=False
+    )
+    async def get_logs(
         self,
         lines: Annotated[int, Field(ge=1, le=2000, description="Lines from the end.")] = 100,
     ) -> str:
@@ -168,22 +163,15 @@ class ServingToolset(Toolset):
         finding = await self.context.plane.find()
         return await self.context.plane.logs(finding.instance, lines)
 
-    @rig_tool(title="Status of the rig", effect="reads")
-    async def get_system_status(self) -> StatusOutcome:
-        """What runs on {place} for this rig: state, model, endpoint, jobs, memory, and each setting
-        with where it came from. Read this first; it changes nothing and takes under a second."""
-        finding = await self.context.plane.find()
-        jobs = self.context.jobs.all()
-        return await self._status(finding, jobs)
-
-    @rig_tool(title="Address of the model", effect="reads")
+    @rig_tool(name="get_{endpoint}", title="Address of the model", effect="reads")
     async def get_endpoint(self) -> EndpointOutcome:
         """The base URL of the served model's OpenAI-style API, after a proof that this rig's own
         {server} listens there, and the model name to send."""
         instance = await require_ready(self.context)
         address = await self.context.plane.endpoint(instance)
+        key = "with this rig's key" if self.context.runtime.api_key() else "no key"
         return EndpointOutcome(
-            summary=f"{instance.model} is served at {address}/v1 (loopback only, no key).",
+            summary=f"{instance.model} is served at {address}/v1 (loopback only, {key}).",
             next_step="query_gemma4(prompt=…)",
             base_url=f"{address}/v1",
             model=instance.served_name,
@@ -197,10 +185,10 @@ class ServingToolset(Toolset):
     def _setting(self, name: str) -> Any:
         return getattr(self.context.settings, name)
 
-    async def _begin(self, name: str) -> JobRecord | Instance:
+    async def _begin(self, name: str, override: bool) -> JobRecord | Instance:
         """Under the lock: what runs or starts already, else a new job after every refusal."""
         context = self.context
-        active = context.jobs.active(_JOB_KIND)
+        active = context.jobs.active(SERVE_JOB)
         if active is not None:
             if active.arguments.get("model") != name:
                 raise RigError(
@@ -219,18 +207,19 @@ class ServingToolset(Toolset):
                 f"({self._machine(finding.instance)}, {finding.instance.state})",
                 "stop_model() first",
             )
-        await self._refuse_early(name)
-        job = context.jobs.new(_JOB_KIND, {"model": name}, context.runtime.phases)
+        await self._refuse_early(name, override)
+        job = context.jobs.new(SERVE_JOB, {"model": name}, context.runtime.phases)
         context.journal.append("serve asked", job=job.id, model=name)
         context.jobs.start_worker(job, context.server_file)
         return job
 
-    async def _refuse_early(self, name: str) -> None:
-        """Everything that can be known without starting anything: weights, memory, port, needs."""
+    async def _refuse_early(self, name: str, override: bool) -> None:
+        """Everything that can be known without starting: weights, memory, plan, port, needs."""
         context = self.context
         model = context.runtime.local_model(name)
         if model is not None:
             refuse_oversize(model, await context.plane.room(context.paths.cache))
+        await refuse_planned(context, name, override)
         await context.plane.check_port(int(self._setting("port")))
         refuse_missing(await context.runtime.needs())
 
@@ -295,7 +284,7 @@ class ServingToolset(Toolset):
         )
 
     def _not_running(self, finding: Finding) -> ServeOutcome:
-        last = next((job for job in self.context.jobs.all() if job.kind == _JOB_KIND), None)
+        last = next((job for job in self.context.jobs.all() if job.kind == SERVE_JOB), None)
         if last is not None and last.state in ("failed", "lost"):
             return self._failed(last)
         notes = f" ({'; '.join(finding.notes)})" if finding.notes else ""
@@ -316,71 +305,10 @@ class ServingToolset(Toolset):
             state="stopped",
         )
 
-    async def _status(self, finding: Finding, jobs: list[JobRecord]) -> StatusOutcome:
-        context, instance = self.context, finding.instance
-        active = next((j for j in jobs if j.kind == _JOB_KIND and not j.finished), None)
-        state: ServingState = "stopped"
-        notes, address, step = list(finding.notes), "", "serve_model()"
-        if active is not None:
-            state, step = "starting", f"get_job(job_id='{active.id}', wait_s=50)"
-        elif instance is not None and instance.state == "ready":
-            state, step = "ready", "query_gemma4(prompt=…)"
-            try:
-                address = f"{await context.plane.endpoint(instance)}/v1"
-            except RigError as error:
-                state, step = "failed", "stop_model()"
-                notes.append(f"it runs but does not answer: {error.what}")
-        elif instance is not None:
-            state, step = "failed", "stop_model(), then serve_model()"
-            notes.append("a half-started model server is left of a killed start")
-        lost = next((j for j in jobs if j.kind == _JOB_KIND), None)
-        if lost is not None and lost.state == "lost":
-            notes.append(f"job {lost.id} is lost: {lost.message}")
-        room = await context.plane.room(context.paths.cache)
-        values: dict[str, str] = {}
-        model = instance.model if instance is not None else ""
-        try:
-            values = _settings_with_origin(context)
-            model = model or str(self._setting("model_name"))
-        except RigError as error:
-            notes.append(error.what)
-        return StatusOutcome(
-            summary=f"{context.rig} {context.version}: {model or 'no model'} is {state}.",
-            next_step=step,
-            rig=context.rig,
-            state=state,
-            model=model,
-            endpoint=address,
-            pid=instance.pid if instance is not None else None,
-            started_at=instance.started_at if instance is not None else "",
-            jobs=[f"{job.id}: {job.state}, {job.phase}" for job in jobs[:5]],
-            notes=notes,
-            memory=self._memory_line(model, room),
-            settings=values,
-        )
-
-    def _memory_line(self, name: str, room: Any) -> str:
-        if not name:
-            return ""
-        free = f"{room.memory_available / 1e9:.1f} of {room.memory_total / 1e9:.1f} GB available"
-        try:
-            model = self.context.runtime.local_model(name)
-        except RigError as error:
-            return f"{free}; {error.what}"
-        if model is None:
-            return f"{free}; the weights of {name} are not there yet"
-        return f"{free}; {name} {memory_verdict(model, room)[1]}"
-
-
-def _settings_with_origin(context: RigContext) -> dict[str, str]:
-    origins = origin_of_settings(context.settings)
-    values = context.settings.model_dump(mode="json")
-    return {name.upper(): f"{value} ({origins[name]})" for name, value in values.items()}
-
 
 async def require_ready(context: RigContext) -> Instance:
     """The ready model server; else a RigError that says what there is and what to do."""
-    active = context.jobs.active(_JOB_KIND)
+    active = context.jobs.active(SERVE_JOB)
     finding = await context.plane.find()
     if finding.instance is not None and finding.instance.state == "ready":
         return finding.instance

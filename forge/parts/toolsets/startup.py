@@ -10,12 +10,12 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forge.parts.boundaries.chat_client import ChatClient
+from forge.parts.boundaries.triage_program import triaged_log
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobProgress
 from forge.parts.ground.journal import utc_now
@@ -24,9 +24,14 @@ from forge.parts.planes.plane import Instance, Room
 from forge.parts.runtimes.runtime import Need, ServedModel
 from forge.parts.toolsets.toolset import RigContext
 
+SERVE_JOB = "serve"  # the kind of job that starts the model
+# Under this key of RigContext.extras a rig with a planner has what refuses a model by its plan.
+PLAN_CHECK = "plan_check"
+PlanCheck = Callable[[str, bool], Awaitable[None]]
 _LOAD_PATIENCE_S = 3600.0
 _FIRST_TOKEN_PATIENCE_S = 600.0
 _STARTS_REMEMBERED = 5
+_LINES_OF_A_START = 2000
 
 
 class StartHistory:
@@ -110,6 +115,11 @@ class _StartClock:
         return {"percent": round(min(percent, 99.0), 1), "remaining_s": round(remaining, 1)}
 
 
+def logs_call(context: RigContext) -> str:
+    """The call that reads the model server's log, under the name that the tool has on this rig."""
+    return f"get_{context.vocabulary['logs']}()"
+
+
 def refuse_missing(needs: Sequence[Need]) -> None:
     """Raise RigError NOT_FOUND that lists every missing need with its remedy."""
     missing = [need for need in needs if not need.present and not need.only_for]
@@ -140,6 +150,17 @@ def refuse_oversize(model: ServedModel, room: Room) -> None:
             f"{model.name} does not fit: {text}",
             "free memory, lower MAX_MODEL_LEN, or serve a smaller model (MODEL_NAME=embedded)",
         )
+
+
+async def refuse_planned(context: RigContext, model: str, override: bool) -> None:
+    """Refuse what cannot work by the rig's plan, before anything is started or downloaded.
+
+    `override` lets an estimate pass, arithmetic never. A rig without a planner refuses nothing
+    here; the sum of the checkpoint itself is taken once the weights are there. Raises RigError.
+    """
+    check: PlanCheck | None = context.extras.get(PLAN_CHECK)
+    if check is not None:
+        await check(model, override)
 
 
 class Startup:
@@ -191,15 +212,10 @@ class Startup:
         while time.monotonic() < deadline:
             finding = await plane.find()
             if finding.instance is None:
-                raise RigError(
-                    "INTERNAL",
-                    "the model server ended while it was loading: "
-                    + deciding_line(await plane.logs(instance, 200)),
-                    "get_server_logs()",
-                )
+                raise await self._explained_end(instance)
             try:
                 address = await plane.endpoint(instance)
-                if await ChatClient(address).healthy():
+                if await self._context.chat_client(address).healthy():
                     await self._refuse_incomplete(instance)
                     return address
             except RigError as error:
@@ -208,8 +224,23 @@ class Startup:
             clock.tick(None, self._context.runtime.loading_step(await plane.logs(instance, 5)))
             await asyncio.sleep(0.25)
         raise RigError(
-            "TIMEOUT", f"the model did not load in {_LOAD_PATIENCE_S:.0f} s", "get_server_logs()"
+            "TIMEOUT",
+            f"the model did not load in {_LOAD_PATIENCE_S:.0f} s",
+            logs_call(self._context),
         )
+
+    async def _explained_end(self, instance: Instance) -> RigError:
+        """Why the process ended: by the failure bank, or by the line that most likely says it."""
+        context = self._context
+        log = await context.plane.logs(instance, _LINES_OF_A_START)
+        why, step = deciding_line(log), logs_call(context)
+        with suppress(RigError):  # a bank that cannot be asked must not hide the log's own words
+            answer = await triaged_log(context.beside("triage.py"), log.partition("\n")[2])
+            for failure in answer.failures[:1]:
+                why = f"{failure.line} ({failure.kind}: {failure.cause})"
+                changes = "; or ".join(str(change) for change in failure.changes[:2])
+                step = f"{changes}; analyze_logs() has the rest"
+        return RigError("INTERNAL", f"the model server ended while it was loading: {why}", step)
 
     async def _refuse_incomplete(self, instance: Instance) -> None:
         fault = self._context.runtime.loading_fault(await self._context.plane.logs(instance, 2000))
@@ -223,7 +254,7 @@ class Startup:
     async def _first_token(self, instance: Instance, address: str, clock: _StartClock) -> None:
         """Prove readiness by a generation: a port that answers may still fail every request."""
         del clock
-        answer = await ChatClient(address).chat(
+        answer = await self._context.chat_client(address).chat(
             instance.served_name,
             "Say hello.",
             max_tokens=4,
@@ -233,7 +264,9 @@ class Startup:
         if answer.broke_off or not answer.completion_tokens:
             why = answer.broke_off or "it generated no token"
             raise RigError(
-                "INTERNAL", f"the server answers but cannot generate: {why}", "get_server_logs()"
+                "INTERNAL",
+                f"the server answers but cannot generate: {why}",
+                logs_call(self._context),
             )
 
     async def _undo(self, serve_id: str, instance: Instance | None, error: BaseException) -> None:

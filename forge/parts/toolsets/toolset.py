@@ -6,11 +6,13 @@ toolset serves every rig without lying about any.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.ground.jobs import JobRunner, JobStore
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.settings import RigSettings
@@ -66,6 +68,19 @@ class RigContext:
     def settings(self) -> RigSettings:
         """The rig's values now. Raises RigError INVALID while tpu.env is at fault."""
         return self.load()
+
+    def beside(self, name: str) -> Path:
+        """A program of the rig that lies beside server.py, such as triage.py."""
+        return self.server_file.with_name(name)
+
+    def version_of(self, name: str) -> str:
+        """The version of a program beside server.py: the rig's, and 12 digits of its SHA-256."""
+        digest = hashlib.sha256(self.beside(name).read_bytes()).hexdigest()
+        return f"{self.version.partition('+')[0]}+{digest[:12]}"
+
+    def chat_client(self, address: str) -> ChatClient:
+        """A client of this rig's model server at `address`, with its key where it takes one."""
+        return ChatClient(address, self.runtime.api_key())
 
 
 def rig_tool(

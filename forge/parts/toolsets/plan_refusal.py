@@ -1,0 +1,69 @@
+"""The refusal of what a plan says cannot be served: the whole sum, and what would fit, in words.
+
+Decides nothing itself: the planner's verdict does.
+"""
+
+from __future__ import annotations
+
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.settings import RigSettings
+from forge.parts.knowledge.models import GEMMA4
+from forge.parts.knowledge.planner import DeploymentPlan, refusal_of
+from forge.parts.knowledge.planner_engines import GIB_BYTES
+
+
+def refuse_by_plan(plan: DeploymentPlan, settings: RigSettings, override: bool) -> None:
+    """Raise RigError CAPACITY when `plan` does not fit, with every summand in GB (1e9 bytes) and
+    the changes that would make it fit, as keys of this rig's `settings` where it has them.
+
+    `override` lets an estimate pass; arithmetic is refused all the same.
+    """
+    try:
+        refusal_of(plan, override)
+    except RigError as error:
+        what = f"{error.what}; {plan_sum(plan)}"
+        raise RigError(error.error_class, what, _fitting_words(plan, settings)) from None
+
+
+def plan_sum(plan: DeploymentPlan) -> str:
+    """Everything that the plan needs on one device, summand by summand, against what is there."""
+    parts, verdict = _needed(plan), plan.verdict
+    listed = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items())
+    total, usable, visible = sum(parts.values()) / 1e9, verdict.usable / 1e9, verdict.visible / 1e9
+    each = f" on each of {verdict.devices} devices" if verdict.devices > 1 else ""
+    have = f"the engine may take {usable:.2f} of the {visible:.2f} GB that are there"
+    return f"in all {total:.2f} GB{each} ({listed}), and {have}"
+
+
+def _needed(plan: DeploymentPlan) -> dict[str, float]:
+    """Bytes on one device by what takes them, the loading peak included."""
+    verdict = plan.verdict
+    return {
+        **verdict.resident,
+        **{f"{name} while loading": size for name, size in verdict.extra.items()},
+        "the engine": verdict.overhead,
+        f"the cache of {plan.request.context} tokens": verdict.room.stream_bytes,
+    }
+
+
+def _fitting_words(plan: DeploymentPlan, settings: RigSettings) -> str:
+    """What would make it fit: this rig's own settings, other weights, or a rig elsewhere."""
+    request, words, places = plan.request, [], []
+    known = GEMMA4[request.model.size].checkpoints if request.model.size else ()
+    if plan.verdict.visible < sum(_needed(plan).values()) <= request.physical_gib * GIB_BYTES:
+        words.append("free memory")
+    for change, new in plan.changes:
+        if new.context != request.context and hasattr(settings, "max_model_len"):
+            words.append(f"set MAX_MODEL_LEN={new.context}")
+        elif new.kv_dtype != request.kv_dtype and hasattr(settings, "kv_cache_dtype"):
+            words.append(f"set KV_CACHE_DTYPE={new.kv_dtype}")
+        elif new.encoding != request.encoding:
+            stored = (c.repo for c in known if c.exists and c.stored == new.encoding)
+            words += [f"serve model='{repo}'" for repo in stored][:1]
+        elif new.hardware != request.hardware:
+            places.append(change.removeprefix("hardware="))
+    if places:
+        words.append(f"take a rig on {', '.join(places[:3])}")
+    tries = " or ".join(words or ["serve a smaller model"])
+    soft = "" if plan.verdict.arithmetic else "; override=true tries it all the same"
+    return f"{tries}{soft}; plan_deployment() shows more"
