@@ -8,8 +8,8 @@ RUN := $(PYTHON) tests/run.py
 WITH_PACKAGES := $(RUN) --python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check diff eject lint format typecheck bench-startup calibrate rollup \
-	bench-client bench-triage
+.PHONY: help demo test test-real build check diff eject lint format typecheck bench-startup calibrate rollup \
+	bench-client bench-triage bench-local
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,9 @@ demo: ## watch a real model being started, questioned and stopped through the fi
 
 test: ## run everything: static checks, all tests, every rig's suite on every Python here
 	@$(RUN)
+
+test-real: ## run the tests with real engines: builds llama.cpp and installs vLLM, once
+	@$(RUN) real
 
 build: ## write every built file of every rig from forge/
 	@$(WITH_PACKAGES) -m forge.build
@@ -54,6 +57,9 @@ rollup: ## write benchmarks/ROLLUP.md over all reports
 
 bench-client: ## measure what a token costs the load generator, beside other clients
 	@$(WITH_PACKAGES) -m forge.bench_client
+
+bench-local: ## measure the local rigs side by side with the embedded model, and this computer's bandwidth
+	@$(WITH_PACKAGES) -m forge.bench_local
 
 bench-triage: ## measure how well and how fast the failure bank finds the deciding line
 	@$(WITH_PACKAGES) -m forge.bench_triage

@@ -35,6 +35,7 @@ from forge.manifests import (
 from forge.naming import slug
 from forge.parts.assembly.rig import Rig
 from forge.pins import requirements_of_script, script_block, server_requirements
+from forge.rollup import rollup_files
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_COMMAND = "python3 -m forge.build"
@@ -256,6 +257,11 @@ def build(modules: Sequence[str]) -> int:
     for name in changed:
         _write(ROOT / name, wanted[name])
         print(f"wrote {name}")
+    # It marks the figures of older builds, so a new server is a new roll-up.
+    for name, text in rollup_files(ROOT).items():
+        if _text(ROOT / name) != text:
+            _write(ROOT / name, text.encode())
+            print(f"wrote {name}")
     print(f"{len(wanted)} built files, {len(changed)} changed.")
     problems = [f"{rig.name}/{line}" for rig in staged for line in rig.problems.values()]
     print("".join(f"{line}\n" for line in problems), end="", file=sys.stderr)

@@ -177,7 +177,7 @@ TOOLS: tuple[ToolName, ...] = (
     ToolName("cancel_job", "every rig"),
     ToolName("get_metrics", "every rig"),
     ToolName("plan_deployment", "every rig"),
-    ToolName("run_benchmark", "every rig"),
+    ToolName("run_benchmark", "every rig but vLLM's"),
     ToolName("list_reports", "every rig"),
     ToolName("show_report", "every rig"),
     ToolName("compare_reports", "every rig"),
@@ -247,6 +247,9 @@ TOOLS: tuple[ToolName, ...] = (
     ToolName("get_jax_logs", "JAX"),
     ToolName("wait_for_pytorch_ready", "PyTorch"),
     ToolName("verify_pytorch_tpu", "PyTorch"),
+    ToolName("install_vllm", "vLLM"),
+    ToolName("build_llama_server", "llama.cpp"),
+    ToolName("get_slots", "llama.cpp"),
     ToolName("get_active_models", "Ollama"),
     ToolName("get_model_show_details", "Ollama"),
 )

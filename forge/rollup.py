@@ -10,16 +10,20 @@ import argparse
 import hashlib
 import json
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from forge.bench_local import RESULTS_FILE, table_lines
 from forge.parts.knowledge.report_compare import unusable_cell
 from forge.parts.knowledge.report_schema import BenchCell, BenchReport
 from forge.parts.toolsets.report_text import figure_text, report_caveats
 from forge.report_faults import report_faults
 
+_LOCAL_TABLE = re.compile(r"(<!-- built: bench-local -->\n).*?(<!-- end -->)", re.S)
 ROLLUP_FILE = "benchmarks/ROLLUP.md"
 SCHEMA_FILE = "benchmarks/report.schema.json"
 # What a row calls typical: the cell nearest to this load, in factors of two.
@@ -97,10 +101,28 @@ def rollup_files(root: Path) -> dict[str, str]:
     """The text of each file that `make rollup` writes, by path. The same tree, the same text."""
     schema = BenchReport.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return {
+    files = {
         ROLLUP_FILE: rollup_text(read_tree(root)),
         SCHEMA_FILE: json.dumps(schema, indent=1) + "\n",
     }
+    results, readme = root / RESULTS_FILE, root / "README.md"
+    if results.exists() and readme.exists():
+        table = "\n".join(local_table(json.loads(results.read_text(encoding="utf-8"))))
+        text = readme.read_text(encoding="utf-8")
+        files["README.md"] = _LOCAL_TABLE.sub(lambda m: f"{m[1]}{table}\n{m[2]}", text)
+    return files
+
+
+def local_table(results: Mapping[str, Any]) -> list[str]:
+    """What `make bench-local` measured, as the README has it."""
+    machine, load = results["machine"], results["workload"]
+    rate = results["bandwidth_bytes_per_s"] / 1e9
+    head = (
+        f"{results['date']}, {machine['cores']} cores ({machine['system']}), which read"
+        f" {rate:.1f} GB/s from memory; SmolLM2-135M-Instruct, prompts of {load['input']} tokens,"
+        f" answers of {load['output']}; one run, ± is the spread of its repeats:"
+    )
+    return [head, "", *table_lines(results)]
 
 
 def rollup_text(found: Sequence[FoundReport]) -> str:

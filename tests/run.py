@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The test runner behind `make test`: static checks, the tests here, every rig's own suite.
 
-    python3 tests/run.py                   everything
+    python3 tests/run.py                   everything but the tests with real engines
+    python3 tests/run.py real              those: real llama.cpp and vLLM, built or installed first
     python3 tests/run.py WORD…             some of it: lint, typecheck, check, a module of tests
                                            (tests.test_launch), or a rig's name for its suite
     python3 tests/run.py --python ARG…     Python with the packages of all of it
@@ -42,6 +43,8 @@ STATIC = {
 NEWEST_MINOR, OLDEST_MINOR = 14, 11
 AT_A_TIME = 2
 PATIENCE_S = 1200
+REAL_PATIENCE_S = 2400  # a first run builds llama.cpp, or installs 3.5 GB of vLLM
+REAL = "tests.real."
 INSTALL_AND_TELL = (
     "import sys; from pathlib import Path; from forge.launch import install; "
     "print(install([Path(path) for path in sys.argv[1:]]))"
@@ -109,12 +112,15 @@ class Runner:
                     start_new_session=True,
                 )
                 self._live.add(program.pid)
+            patience = (
+                REAL_PATIENCE_S if any(word.startswith(REAL) for word in argv) else PATIENCE_S
+            )
             try:
-                status = program.wait(PATIENCE_S)
+                status = program.wait(patience)
             except subprocess.TimeoutExpired:
                 end_group(program.pid)
                 status = program.wait()
-                log.write(f"\nended after {PATIENCE_S} s\n")
+                log.write(f"\nended after {patience} s\n")
             self._live.discard(program.pid)
             log.seek(0)
             return status, log.read(), time.monotonic() - begun
@@ -283,7 +289,7 @@ def main(words: list[str]) -> int:
     # A short path: sockets are made in it, and their names may have 100 characters.
     with tempfile.TemporaryDirectory(prefix="rigs-", ignore_cleanup_errors=True) as scratch:
         runner = Runner(Path(scratch).resolve(), packages)
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
+        with ThreadPoolExecutor(1 if words == ["real"] else AT_A_TIME) as pool:
             try:
                 outcomes = [done for job in start(runner, pool, words) for done in job.result()]
                 outcomes += runner.leftovers()
@@ -303,6 +309,10 @@ def start(
     """
     suites = {rig.name: rig for rig in rigs() if (rig / "test_server.py").exists()}
     modules = test_modules()
+    if words == ["real"]:  # one engine at a time: they would measure and starve each other
+        words = [name for name in modules if name.startswith(REAL)]
+    elif not words:
+        modules = [name for name in modules if not name.startswith(REAL)]
     unknown = [word for word in words if word not in (*STATIC, *suites, *modules)]
     if unknown:
         raise SystemExit(f"there is no {', '.join(unknown)} to run")

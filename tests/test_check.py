@@ -24,6 +24,7 @@ from forge.tool_checks import (
     tool_faults,
 )
 from tests.forge_copy import RIGS, ROOT, ForgeCopyCase, TemporaryFolderCase
+from tests.parts.report_samples import report as sample_report
 
 RIG = "local-pytorch-cpu-2b"
 MODULE = f"forge/rigs/{RIG.replace('-', '_')}.py"
@@ -52,11 +53,11 @@ class HastyToolset(Toolset):
         return ""
 
     @rig_tool(title="No words", effect="reads", structured=False)
-    async def get_metrics(self) -> str:
+    async def plan_destroy(self) -> str:
         return ""
 
     @rig_tool(title="No bounds", effect="reads", structured=False)
-    async def run_benchmark(
+    async def find_gpu(
         self,
         free: Annotated[str, Field(description="Any text.")],
         times: Annotated[int, Field(ge=1, description="How often.")],
@@ -145,7 +146,7 @@ class CopyTests(ForgeCopyCase):
         found = "\n".join(self.faults())
         for fault in (
             "tool wait_for_the_model_to_answers has 29 characters, 28 may be",
-            "tool get_metrics has no description",
+            "tool plan_destroy has no description",
         ):
             self.assertIn(f"{RIG}/server.py: {fault}", found)
         self.assertIn("parameter free: a text without an end", found)
@@ -182,6 +183,15 @@ class CopyTests(ForgeCopyCase):
         ):
             self.assertIn(fault, found)
         self.assertNotIn("a" * 34, found, "the check repeats a secret")
+
+    def test_faults_of_reports_are_named(self) -> None:
+        good = sample_report().model_dump(mode="json")
+        name = good["run"]["id"]
+        self.edit(f"{RIG}/benchmarks/reports/{name}.json", json.dumps(good | {"strange": 1}))
+        self.addCleanup(shutil.rmtree, self.root / RIG / "benchmarks")
+        found = "\n".join(self.faults())
+        self.assertIn(f"{RIG}/benchmarks/reports/{name}.json: ", found)
+        self.assertIn("strange", found)
 
     def test_a_rig_that_cannot_be_built_is_a_fault(self) -> None:
         source = self.read(MODULE)

@@ -77,9 +77,10 @@ class ModelTargetTest(MakeCase):
         self.assertEqual(len(self.engine.starts()), starts + 1)
         address = f"http://127.0.0.1:{self.environment['PORT']}/v1"
         self.assertIn(address, self.made("endpoint"))
-        done = self.make("benchmark")
-        self.assertRegex(done.stdout, r"(?m)^tokens_per_s: \d")
-        self.assertIn("no run_benchmark yet", done.stderr)
+        small = "concurrency=[1] context_tokens=[64] output_tokens=4 requests_per_cell=3"
+        out = self.made("benchmark", f"BENCH={small} seconds_per_cell=5")
+        self.assertRegex(out, r"1 usable of 1 planned")
+        self.assertIn("INVALID concurrency", self.failed("benchmark", "BENCH=concurrency=[0]"))
 
         for prompt in PROMPTS:
             with self.subTest(prompt=prompt):

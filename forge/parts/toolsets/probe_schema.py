@@ -71,7 +71,8 @@ async def probe_schema(asker: ProbeAsker, thinking: bool) -> Judgement:
     if fits_code_schema(answer, words):
         return await _enforced(asker, answer, switch, thinking, note)
     if answer.finish_reason == "length" and answer.content.lstrip().startswith("{"):
-        return Judgement("fail", f"JSON was begun and cut off: {quoted_answer(answer.content)}{note}")
+        begun = quoted_answer(answer.content)
+        return Judgement("fail", f"JSON was begun and cut off: {begun}{note}")
     return await _not_enforced(asker, answer, tokens, switch, note)
 
 
