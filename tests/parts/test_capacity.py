@@ -11,16 +11,20 @@ import os
 import subprocess
 import sys
 import unittest
+from dataclasses import replace
 from typing import Any
 
 from mcp.types import InputRequiredResult
 
+from forge.parts.assembly.rig import AssembledRig
 from forge.parts.planes.capacity_plane import (
     expiry_of,
     is_ours,
     rental_labels,
     rental_name,
 )
+from forge.parts.toolsets.planning import PlanningToolset
+from tests.imaginary.rig import RIG
 from tests.imaginary_case import (
     MODES,
     OTHER_ZONE,
@@ -112,6 +116,30 @@ class FindTest(ImaginaryCase):
             self.assertIn(OTHER_ZONE, found["next_step"])
             set_clock(rig, 1801)
             self.assertEqual((await caller.ok("find_tpu"))["offers"][0]["zone"], ZONE)
+
+
+class PlannedCreateTest(ImaginaryCase):
+    """A rig that plans refuses before it pays."""
+
+    settings = {**ImaginaryCase.settings, "MODEL_NAME": "google/gemma-4-31B-it"}
+
+    def planning(self, name: str) -> AssembledRig:
+        toolsets = (*RIG.toolsets, PlanningToolset)
+        rig = replace(RIG, name=name, toolsets=toolsets)
+        return AssembledRig(rig, self.rig_folder / "server.py")
+
+    async def test_what_arithmetic_refuses_is_never_rented(self) -> None:
+        async with self.calling(rig=self.planning("tpu-vllm-v5e1-31b")) as caller:
+            for override in (False, True):
+                text = await caller.fails("CAPACITY", "create_tpu", zone=ZONE, override=override)
+                self.assertIn("31B", text)
+                self.assertIn("GB", text)
+        self.assertEqual(self.world.calls("create"), [])
+
+    async def test_what_fits_is_rented(self) -> None:
+        async with self.calling(rig=self.planning("tpu-vllm-v6e8-31b")) as caller:
+            await caller.ok("create_tpu", zone=ZONE)
+        self.assertEqual(len(self.world.calls("create")), 1)
 
 
 class CreateTest(ImaginaryCase):

@@ -20,6 +20,7 @@ from forge.parts.ground.tokens import TOKEN_LIFE_S
 from forge.parts.planes.capacity_plane import CapacityPlane, Offer, Rental, expiry_of
 from forge.parts.toolsets.consent import ask_user
 from forge.parts.toolsets.rental import Created, Rentals, utc_stamp
+from forge.parts.toolsets.startup import refuse_planned
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _VERBS = ("offers", "quota", "create", "census", "describe", "destroy")
@@ -149,12 +150,22 @@ class CapacityToolset(Toolset):
         return self._offered(offers)
 
     @rig_tool(name="create_{order}", title="Create a {rented}", effect="changes")
-    async def create(self, zone: Zone, hours: Hours = 1.0) -> CreateOutcome:
+    async def create(
+        self,
+        zone: Zone,
+        hours: Hours = 1.0,
+        override: Annotated[
+            bool,
+            Field(description="Rent what only an estimate says is too small; arithmetic stands."),
+        ] = False,
+    ) -> CreateOutcome:
         """Rent one {rented} in a zone. COSTS MONEY: its price an hour from now until it is
-        destroyed, or until the provider ends it after `hours`. Refuses over BUDGET_USD and
-        MAX_HOURS, and when this rig has one anywhere. Takes up to 50 seconds; UNKNOWN means that it
-        may exist: look, do not repeat."""
+        destroyed, or until the provider ends it after `hours`. Refuses what the rig's model does
+        not fit into, what is over BUDGET_USD and MAX_HOURS, and when this rig has one anywhere.
+        Takes up to 50 seconds; UNKNOWN means that it may exist: look, do not repeat."""
         checked_name("zone", "zone", zone)
+        model = str(getattr(self.context.settings, "model_name", ""))
+        await refuse_planned(self.context, model, override)
         return self._created(await self.rentals.create(zone, hours))
 
     @rig_tool(name="list_{rental}s", title="List what this rig rents", effect="reads")
