@@ -24,7 +24,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.demo import free_port, server_environment
+from forge.demo import DONE, free_port, server_environment
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -124,9 +124,9 @@ class RigDriver:
     async def job(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Start a job and follow it to its end. Raises RuntimeError where that is no good one."""
         job = await self.call(tool, **arguments)
-        while job["state"] in ("queued", "running"):
+        while job["state"] in ("queued", "running", "installing", "building"):
             job = await self.call("get_job", job_id=job["job_id"], wait_s=50)
-        if job["state"] != "done":
+        if job["state"] not in DONE:
             raise RuntimeError(f"{self.rig.name}: {tool}: {job['summary']}")
         return job
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from forge.bundle import BundleError, bundle
+from forge.bundle import Bundle, BundleError, bundle
 from forge.facts_docs import render_hardware, render_models
 from forge.manifests import (
     MARKETPLACE_FILE,
@@ -145,9 +145,11 @@ def rig_environment(state: Path) -> dict[str, str]:
 
 def stage_rig(module: str, folder: Path) -> StagedRig:
     """Build one rig into `folder`/<its name>. Raises BuildError; touches nothing else."""
-    rig = load_rig(module)
     try:
-        server = _server(module, rig.programs)
+        source = bundle(f"forge.rigs.{module}", ROOT)
+        server_requirements(source.third_party)  # what they refuse is said before it is imported
+        rig = load_rig(module)
+        server = _server(module, source, rig.programs)
         programs = {f"{name}.py": _program(name) for name in rig.programs}
         suite = _suite(module)
     except (BundleError, ValueError) as error:
@@ -268,9 +270,8 @@ def build(modules: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def _server(module: str, programs: Sequence[str]) -> str:
+def _server(module: str, source: Bundle, programs: Sequence[str]) -> str:
     """The text of server.py. Its head names what its programs need too: they share one Python."""
-    source = bundle(f"forge.rigs.{module}", ROOT)
     imports = set(source.third_party)
     for name in programs:
         imports |= set(bundle(f"forge.programs.{name}", ROOT).third_party)

@@ -36,6 +36,7 @@ SMALL_GRID = {"concurrency": [1, 2], "context_tokens": [64], "output_tokens": 16
     "seconds_per_cell": 20,
     "save_result": False,  # figures of a few seconds are no report
 }
+DONE = ("done", "installed", "built")  # as jobs and the tools that install say it
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WIDTH = 92
 
@@ -135,15 +136,15 @@ class Session:
         **arguments: Any,
     ) -> None:
         """Start a job and follow it to its good end. Raises DemoFailed."""
-        going = ("queued", "running")
-        answer = await self.call(thought, tool, _in_state(*going, "done"), **arguments, wait_s=2)
+        going = ("queued", "running", "installing", "building")
+        answer = await self.call(thought, tool, _in_state(*going, *DONE), **arguments, wait_s=2)
         while answer.fields["state"] in going:
             self._narrator.intend("I follow it.", f"get_job({answer.fields['job_id']!r}, …)")
             arguments = {"job_id": answer.fields["job_id"], "wait_s": 50}
             answer, seconds = await self._timed("get_job", arguments)
-            if not _in_state(*going, "done")(answer):
+            if not _in_state(*going, *DONE)(answer):
                 raise DemoFailed(f"{tool}: {answer.text}")
-            told = show if answer.fields["state"] == "done" else None
+            told = show if answer.fields["state"] in DONE else None
             self._narrator.heard(told(answer) if told else answer.fields["summary"], seconds)
 
     async def _timed(self, tool: str, arguments: dict[str, Any]) -> tuple[Answer, float]:

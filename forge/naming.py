@@ -248,6 +248,7 @@ TOOLS: tuple[ToolName, ...] = (
     ToolName("wait_for_pytorch_ready", "PyTorch"),
     ToolName("verify_pytorch_tpu", "PyTorch"),
     ToolName("install_vllm", "vLLM"),
+    ToolName("run_bench_serve", "vLLM"),
     ToolName("build_llama_server", "llama.cpp"),
     ToolName("get_slots", "llama.cpp"),
     ToolName("get_active_models", "Ollama"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.settings import RigSettings
 from forge.parts.planes.plane import Launch, Room
@@ -83,3 +84,6 @@ class ImaginaryVllm:
 
     def loading_fault(self, log: str) -> str:
         return ""
+
+    async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]:
+        return {"version": "0.0-imaginary"}

@@ -67,7 +67,7 @@ class Case(unittest.IsolatedAsyncioTestCase):
         self.addCleanup(self.end_own_processes)
 
     def end_own_processes(self) -> None:
-        for pid in part._family(self.label):
+        for pid in part.labelled_family(self.label):
             os.kill(pid, signal.SIGKILL)
 
     def refused(self, error_class: str, caught: RigError) -> str:

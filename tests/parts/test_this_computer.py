@@ -188,6 +188,29 @@ class LifeTest(Case):
         await self.plane.stop(instance)
         self.assertTrue(await wait_until_closed(launch.port, 5), "a child still listens")
 
+    async def test_workers_that_outlive_their_killed_leader_are_found_and_stopped(self) -> None:
+        """vLLM's engine and worker stay in the leader's group, others make groups of their own."""
+        apart = FORKING.replace("sys.argv[1]])", "sys.argv[1]], process_group=0)")
+        self.assertNotEqual(apart, FORKING)
+        for script in (FORKING, apart):
+            with self.subTest(apart=script is apart):
+                await self.leader_killed(self.launch(script, 0, textwrap.dedent(LISTENER)))
+
+    async def leader_killed(self, launch: Launch) -> None:
+        instance = await self.plane.start(launch, "serve-1", "job-1")
+        await self.listening(instance)
+        assert instance.pid is not None
+        os.kill(instance.pid, signal.SIGKILL)
+        await self.ended(instance)
+        finding = await self.plane.find()
+        assert finding.instance is not None
+        self.assertNotEqual(finding.instance.pid, instance.pid)
+        self.assertEqual(finding.instance.state, "starting", "a headless server is not ready")
+        self.assertIn("live on", finding.notes[0])
+        await self.plane.stop(finding.instance)
+        self.assertTrue(await wait_until_closed(launch.port, 5), "the worker still listens")
+        self.assertIsNone((await self.plane.find()).instance)
+
     async def test_the_intent_is_written_before_the_act(self) -> None:
         """A start that fails leaves its intent, no process, and a truthful answer."""
         launch = self.launch()

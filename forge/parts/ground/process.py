@@ -208,7 +208,7 @@ def process_label(pid: int) -> str | None:
         return None
 
 
-def _family(label: str) -> list[int]:
+def labelled_family(label: str) -> list[int]:
     """The pids of all live processes with exactly this label: it is inherited. Oldest first."""
     import psutil
 
@@ -226,7 +226,7 @@ def _leads_group(pid: int) -> bool:
 
 def find_labelled(label: str) -> list[int]:
     """The pids of all live group leaders with exactly this label, oldest first."""
-    return [pid for pid in _family(label) if _leads_group(pid)]
+    return [pid for pid in labelled_family(label) if _leads_group(pid)]
 
 
 async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
@@ -241,7 +241,7 @@ async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
         while process_label(pid) == label and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
     # What it started may have ignored the SIGTERM, or be of a group of its own.
-    for relative in _family(label):
+    for relative in labelled_family(label):
         if relative != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(relative, signal.SIGKILL)

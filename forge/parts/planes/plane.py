@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Launch:
 class Instance(BaseModel):
     """A model server that this rig started, as recorded and as the process table confirms it.
 
-    `state` is "starting" until a generation succeeded, then "ready".
+    `state` is "starting" until a generation succeeded, then "ready". `resolved` has the values that
+    the engine itself reported for this start, by its own names.
     """
 
     serve_id: str
@@ -39,6 +40,7 @@ class Instance(BaseModel):
     pid: int | None = None
     log: str = ""
     started_at: str = ""
+    resolved: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

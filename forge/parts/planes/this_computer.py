@@ -17,6 +17,7 @@ from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import Journal, utc_now
 from forge.parts.ground.process import (
     find_labelled,
+    labelled_family,
     process_label,
     spawn_detached,
     stop_detached,
@@ -153,8 +154,13 @@ class ThisComputer:
         label = self.label(record.serve_id)
         if record.pid is not None and process_label(record.pid) == label:
             return Finding(record)
-        for pid in find_labelled(label):
+        for pid in find_labelled(label) if record.pid is None else ():
             return Finding(record.model_copy(update={"pid": pid}))
+        # An engine that was killed may leave its workers behind: 2.3 GB of them in vLLM's case.
+        for pid in labelled_family(label):
+            left = record.model_copy(update={"pid": pid, "state": "starting"})
+            note = f"{record.serve_id} was killed, and processes of it live on; stopping ends them"
+            return Finding(left, (note,))
         if record.pid is None:
             note = f"the start of {record.serve_id} was broken off before its process existed"
         elif process_label(record.pid) is None and not _pid_exists(record.pid):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from forge.parts.boundaries.chat_client import ChatClient
+from forge.parts.knowledge.geometry import Geometry
 from forge.parts.planes.plane import Launch, Room
 
 # Told with a fraction (0 to 1) of the phase and a few words.
@@ -32,7 +34,11 @@ class Need:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Weights that are ready to be served: where they lie and what serving them takes, in bytes."""
+    """Weights that are ready to be served: where they lie and what serving them takes, in bytes.
+
+    `geometry` is their shape, None where it is not understood; `encoding` how the file holds them,
+    where that is not the settings' choice; `context` the tokens that one conversation may have.
+    """
 
     name: str
     folder: Path
@@ -40,6 +46,9 @@ class ServedModel:
     size_on_disk: int
     memory_needed: Mapping[str, int]
     beside: str = ""
+    geometry: Geometry | None = None
+    encoding: str = ""
+    context: int = 0
 
     @property
     def memory_total(self) -> int:
@@ -61,7 +70,8 @@ class Runtime(Protocol):
 
     `phases` are its own names for the four steps of a start, in this order: environment, weights,
     load, first token. `metric_names` has the engine's own name on /metrics for what it is used as;
-    empty where the engine has no /metrics.
+    empty where the engine has no /metrics. `resolved` has the values that the engine itself reports
+    once it is up, on its own pages or in the log of its start, by its own names.
     """
 
     vocabulary: Mapping[str, str]
@@ -76,3 +86,4 @@ class Runtime(Protocol):
     def launch(self, model: ServedModel) -> Launch: ...
     def loading_step(self, log: str) -> str: ...
     def loading_fault(self, log: str) -> str: ...
+    async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]: ...

@@ -19,6 +19,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.checkpoint import Checkpoint, read_checkpoint
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.names import checked_name
@@ -212,6 +213,11 @@ class TransformersServe:
             return ""
         return f"{len(missing)} of its tensors are missing, {missing[0][:120]} first"
 
+    async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]:
+        """Empty: transformers serve reports none of its values."""
+        del client, log
+        return {}
+
     def _measured(self, name: str, folder: Path) -> ServedModel:
         checkpoint = read_checkpoint(folder)
         element_bytes = _ELEMENT_BYTES_OF[self._settings.dtype]
@@ -236,6 +242,8 @@ class TransformersServe:
             size_on_disk=checkpoint.size,
             memory_needed=needed,
             beside=beside,
+            geometry=checkpoint.geometry,
+            context=self._settings.max_model_len,
         )
 
 

@@ -13,11 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from forge.parts.boundaries.checkpoint import read_checkpoint
 from forge.parts.boundaries.load_plan import LoadPlan
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import utc_now
-from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import HARDWARE_SLOTS
 from forge.parts.knowledge.report_checks import subject_of_model
 from forge.parts.knowledge.report_schema import (
@@ -29,6 +27,7 @@ from forge.parts.knowledge.report_schema import (
     run_id_of,
 )
 from forge.parts.planes.plane import Instance
+from forge.parts.runtimes.runtime import ServedModel
 from forge.parts.toolsets.toolset import RigContext
 
 Vantage = Literal["same host", "tunnel", "unknown"]
@@ -44,11 +43,15 @@ async def benchmark_frame(
     settings = context.settings
     dtype = str(getattr(settings, "dtype", ""))
     limit = getattr(settings, "max_model_len", None)
+    served = _served(context, instance.model)
+    held = served.encoding if served is not None else ""
+    context_limit = served.context if served is not None else 0
     subject = subject_of_model(
         instance.model,
-        encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
-        _geometry_of(context, instance.model),
-        max_model_len=limit if isinstance(limit, int) else None,
+        # The file's own word before the rig's name: another model may be served in its place.
+        held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
+        served.geometry if served is not None else None,
+        max_model_len=limit if isinstance(limit, int) else context_limit or None,
     )
     chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
     day = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -85,10 +88,9 @@ async def benchmark_frame(
     return {name: record.model_dump(mode="json") for name, record in records.items()}
 
 
-def _geometry_of(context: RigContext, model: str) -> Geometry | None:
+def _served(context: RigContext, model: str) -> ServedModel | None:
     try:
-        local = context.runtime.local_model(model)
-        return None if local is None else read_checkpoint(local.folder).geometry
+        return context.runtime.local_model(model)
     except RigError:
         return None
 
@@ -128,11 +130,15 @@ async def _engine_facts(context: RigContext, runtime: str, instance: Instance) -
     for entry in context.journal.entries(last=1000):
         if entry.get("serve_id") == instance.serve_id and isinstance(entry.get("argv"), list):
             argv = [_last_name(str(word)) for word in entry["argv"]]
+    resolved: dict[str, str | int | float | bool | None] = {
+        f"package {name}": version for name, version in versions.items()
+    }
+    resolved |= {name: value[:120] for name, value in list(instance.resolved.items())[:50]}
     return BenchEngine(
         name=runtime,
-        version=versions.get(engine, ""),
+        version=versions.get(engine, "") or instance.resolved.get("version", "")[:120],
         argv=argv[:100],
-        resolved={f"package {name}": version for name, version in versions.items()},
+        resolved=resolved,
         server=context.version,
     )
 

@@ -79,6 +79,9 @@ class DetailsOutcome(Outcome):
     engine: str
     dtype: str
     planned_context: int
+    resolved: dict[str, str] = Field(
+        default_factory=dict, description="What the engine itself reported once it was up."
+    )
 
 
 class ModelToolset(Toolset):
@@ -181,8 +184,9 @@ class ModelToolset(Toolset):
             memory_needed_gb={k: round(v / 1e9, 3) for k, v in model.memory_needed.items()},
             beside=model.beside,
             engine=self.context.vocabulary["engine"],
-            dtype=str(getattr(self.context.settings, "dtype", "")),
-            planned_context=int(getattr(self.context.settings, "max_model_len", 0)),
+            dtype=model.encoding or str(getattr(self.context.settings, "dtype", "")),
+            planned_context=model.context,
+            resolved=instance.resolved if instance is not None else {},
         )
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from forge.parts.boundaries.checkpoint import read_checkpoint
 from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.journal import utc_now
 from forge.parts.ground.names import checked_name
@@ -19,6 +18,7 @@ from forge.parts.ground.results import Outcome
 from forge.parts.knowledge.engine_profiles import ENGINE_PROFILES
 from forge.parts.knowledge.figures import Figure
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS
+from forge.parts.knowledge.memory import WEIGHT_ENCODINGS
 from forge.parts.knowledge.models import GEMMA4
 from forge.parts.knowledge.planner import DeploymentPlan, PlannedSpeed, plan_of
 from forge.parts.knowledge.planner_engines import GIB_BYTES
@@ -250,10 +250,11 @@ class PlanningToolset(Toolset):
         served = self.context.runtime.local_model(name)
         if served is None:
             raise RigError("NOT_FOUND", "that model's weights are not here yet", "serve_model()")
-        checkpoint = read_checkpoint(served.folder)
-        if checkpoint.geometry is None:
-            raise invalid_parameter("model", f"cannot be planned: {checkpoint.geometry_fault}")
-        return PlannedModel(name, "", checkpoint.geometry, {}, "bf16")
+        if served.geometry is None:
+            raise invalid_parameter("model", "cannot be planned: its shape is not understood")
+        stored = "q4_0" if served.encoding.startswith("q4") else served.encoding
+        stored = stored if stored in WEIGHT_ENCODINGS else "bf16"
+        return PlannedModel(name, "", served.geometry, {}, stored)
 
     def _own_cold_start(self, request: FitRequest) -> Figure | None:
         """Seconds that this rig's own earlier starts of that model took, if it had any."""
@@ -289,7 +290,11 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
     return PlanDefaults(
         model=str(getattr(settings, "model_name", "") or slots[3]),
         encoding=_DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), ""),
-        context=int(getattr(settings, "max_model_len", 0) or _USUAL_CONTEXT),
+        context=int(
+            getattr(settings, "max_model_len", 0)
+            or getattr(settings, "context_per_slot", 0)
+            or _USUAL_CONTEXT
+        ),
         kv_dtype="fp8" if kv.startswith("fp8") else _KV_TYPES.get(kv, "auto"),
         runtime=slots[1],
         hardware=slots[2],

@@ -188,6 +188,7 @@ class Startup:
             address = await self._until_it_listens(instance, clock)
             clock.enter(first_token, "asking for the first token")
             await self._first_token(instance, address, clock)
+            instance = await self._with_resolved(instance, address)
             instance = await context.plane.mark_ready(instance)
         except BaseException as error:
             await asyncio.shield(self._undo(serve_id, instance, error))
@@ -228,6 +229,16 @@ class Startup:
             f"the model did not load in {_LOAD_PATIENCE_S:.0f} s",
             logs_call(self._context),
         )
+
+    async def _with_resolved(self, instance: Instance, address: str) -> Instance:
+        """`instance` with what the engine reports of itself, while the log still has its start."""
+        context = self._context
+        values: dict[str, str] = {}
+        with suppress(RigError):  # a served model is no failure because it says little of itself
+            log = await context.plane.logs(instance, _LINES_OF_A_START)
+            client = context.chat_client(address)
+            values = dict(await context.runtime.resolved(client, log))
+        return instance.model_copy(update={"resolved": values})
 
     async def _explained_end(self, instance: Instance) -> RigError:
         """Why the process ended: by the failure bank, or by the line that most likely says it."""

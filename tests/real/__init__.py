@@ -1,0 +1,1 @@
+"""Tests against the real programs: called by `make test-real`, cached outside HOME."""
