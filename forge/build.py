@@ -116,7 +116,7 @@ def is_ejected(text: str) -> bool:
 
 def source_line(module: str, kind: str) -> str:
     """The head line of a built file: where it comes from, and by what command."""
-    return f"# Built from forge/{kind}/{module}.py by `{BUILD_COMMAND}`: change it there."
+    return f"# Built from forge/{kind}/{module}.py by `{BUILD_COMMAND}`: edit it there."
 
 
 def drift(ours: str, theirs: str) -> tuple[int, int]:

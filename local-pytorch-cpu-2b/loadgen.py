@@ -5,7 +5,7 @@
 #     "uvloop>=0.22,<1; sys_platform != 'win32'",
 # ]
 # ///
-# Built from forge/programs/loadgen.py by `python3 -m forge.build`: change it there.
+# Built from forge/programs/loadgen.py by `python3 -m forge.build`: edit it there.
 
 """The load generator: measures a served model from a process of its own.
 

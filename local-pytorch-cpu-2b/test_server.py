@@ -1,4 +1,4 @@
-# Built from forge/suites/local_pytorch_cpu_2b.py by `python3 -m forge.build`: change it there.
+# Built from forge/suites/local_pytorch_cpu_2b.py by `python3 -m forge.build`: edit it there.
 
 """The suite of local-pytorch-cpu-2b: `python3 -m unittest test_server` in the rig's folder.
 

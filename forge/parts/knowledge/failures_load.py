@@ -143,6 +143,7 @@ line is not within the file bounds, model is corrupted or incomplete
 line invalid magic(?: characters?|:)|failed to read (?:magic|tensor|key)
 line wrong number of tensors; expected (?P<wanted>\d+), got (?P<found>\d+)
 line missing tensor '(?P<name>[\w.]+)
+line check_tensor_dims: tensor '(?P<name>[\w.]+)' (?:not found|has wrong shape)
 line gguf_init_from_file: .{0,80}(?:failed|error)
 cause The GGUF file is damaged, cut off, or of a newer layout than the build ({name?see the line}).
 change act download it again and compare its SHA-256; then a newer llama.cpp

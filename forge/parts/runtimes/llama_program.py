@@ -107,7 +107,8 @@ class LlamaFacts:
 def _libraries(program: Path) -> list[Path]:
     """llama.cpp's own shared libraries where a build or a package puts them; none for a static one.
 
-    Looked for beside the program, in ../lib and in the folder of the computer's kind below it.
+    Looked for beside the program, in the lib folder next to its own, and in the folder of the
+    computer's kind below that.
     """
     folder = program.resolve().parent
     places = [folder, folder.parent / "lib", *sorted((folder.parent / "lib").glob("*-linux-gnu*"))]

@@ -12,7 +12,7 @@
 #     "uvloop>=0.22,<1; sys_platform != 'win32'",
 # ]
 # ///
-# Built from forge/rigs/local_pytorch_cpu_2b.py by `python3 -m forge.build`: change it there.
+# Built from forge/rigs/local_pytorch_cpu_2b.py by `python3 -m forge.build`: edit it there.
 
 """local-pytorch-cpu-2b: Gemma 4 E2B through PyTorch (transformers serve) on this computer's CPU.
 
@@ -63,48 +63,48 @@ teardown. As an MCP server it speaks stdio; `python3 server.py --help` lists the
 #  6813 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
 #  6848 planes / billing: What a place costs while it is there: the optional verb of planes that …
 #  6887 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  6953 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
-#  7293 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-#  7364 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
-#  7487 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
-#  7567 runtimes / transformers_serve: The PyTorch runtime: `transformers serve`, a well-kept …
-#  7832 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-#  8002 toolsets / plan_refusal: The refusal of what a plan says cannot be served: the whole sum, …
-#  8065 toolsets / probe_asking: How a probe asks: every request and answer is kept as evidence, …
-#  8203 toolsets / probe_context: A conversation that fills the configured limit to the token, and …
-#  8347 toolsets / probe_greedy: Six greedy prompts, each asked twice: whether the server repeats …
-#  8423 toolsets / probe_schema: Whether a JSON schema is enforced by a grammar, merely obeyed, or …
-#  8537 toolsets / probe_tool_calls: The five tool-calling scenarios as data, and how an answer to …
-#  8726 toolsets / probe_vision: Whether the model sees: two halves of random colours, drawn here, …
-#  8817 toolsets / probe_cases: Every probe by name: its group, its title, and the function that …
-#  8880 toolsets / report_text: A report as text for people and for models: one table, the …
-#  8988 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-#  9291 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-#  9425 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-#  9540 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-#  9612 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-#  9655 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-#  9850 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-#  9947 toolsets / startup: How a model server comes up: the phases of the serve job, their …
-# 10217 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-# 10435 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-# 10803 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-# 10932 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 11233 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
-# 11532 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-# 11690 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-# 11863 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-# 11927 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-# 12167 toolsets / probe_job: The probe job: case after case, a draft on disk after each, a report …
-# 12385 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-# 12512 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-# 12640 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-# 12907 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 12977 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 13093 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 13268 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 13438 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 13620 rigs / local_pytorch_cpu_2b: local-pytorch-cpu-2b: Gemma 4 E2B through PyTorch …
+#  6955 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
+#  7300 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+#  7380 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
+#  7503 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
+#  7583 runtimes / transformers_serve: The PyTorch runtime: `transformers serve`, a well-kept …
+#  7855 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+#  8025 toolsets / plan_refusal: The refusal of what a plan says cannot be served: the whole sum, …
+#  8088 toolsets / probe_asking: How a probe asks: every request and answer is kept as evidence, …
+#  8226 toolsets / probe_context: A conversation that fills the configured limit to the token, and …
+#  8370 toolsets / probe_greedy: Six greedy prompts, each asked twice: whether the server repeats …
+#  8446 toolsets / probe_schema: Whether a JSON schema is enforced by a grammar, merely obeyed, or …
+#  8560 toolsets / probe_tool_calls: The five tool-calling scenarios as data, and how an answer to …
+#  8749 toolsets / probe_vision: Whether the model sees: two halves of random colours, drawn here, …
+#  8840 toolsets / probe_cases: Every probe by name: its group, its title, and the function that …
+#  8903 toolsets / report_text: A report as text for people and for models: one table, the …
+#  9011 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+#  9314 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+#  9448 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+#  9570 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+#  9642 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+#  9685 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+#  9880 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+#  9977 toolsets / startup: How a model server comes up: the phases of the serve job, their …
+# 10258 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+# 10476 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+# 10849 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 10978 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 11279 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
+# 11578 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+# 11736 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+# 11909 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+# 11973 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+# 12217 toolsets / probe_job: The probe job: case after case, a draft on disk after each, a report …
+# 12435 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+# 12562 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+# 12690 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+# 12957 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 13027 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 13143 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 13318 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 13488 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 13670 rigs / local_pytorch_cpu_2b: local-pytorch-cpu-2b: Gemma 4 E2B through PyTorch …
 
 from __future__ import annotations
 
@@ -994,7 +994,7 @@ def process_label(pid: int) -> str | None:
         return None
 
 
-def _family(label: str) -> list[int]:
+def labelled_family(label: str) -> list[int]:
     """The pids of all live processes with exactly this label: it is inherited. Oldest first."""
     import psutil
 
@@ -1012,7 +1012,7 @@ def _leads_group(pid: int) -> bool:
 
 def find_labelled(label: str) -> list[int]:
     """The pids of all live group leaders with exactly this label, oldest first."""
-    return [pid for pid in _family(label) if _leads_group(pid)]
+    return [pid for pid in labelled_family(label) if _leads_group(pid)]
 
 
 async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
@@ -1027,7 +1027,7 @@ async def stop_detached(pid: int, label: str, patience_s: float) -> bool:
         while process_label(pid) == label and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
     # What it started may have ignored the SIGTERM, or be of a group of its own.
-    for relative in _family(label):
+    for relative in labelled_family(label):
         if relative != os.getpid():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(relative, signal.SIGKILL)
@@ -6904,7 +6904,8 @@ class Launch:
 class Instance(BaseModel):
     """A model server that this rig started, as recorded and as the process table confirms it.
 
-    `state` is "starting" until a generation succeeded, then "ready".
+    `state` is "starting" until a generation succeeded, then "ready". `resolved` has the values that
+    the engine itself reported for this start, by its own names.
     """
 
     serve_id: str
@@ -6916,6 +6917,7 @@ class Instance(BaseModel):
     pid: int | None = None
     log: str = ""
     started_at: str = ""
+    resolved: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -7084,8 +7086,13 @@ class ThisComputer:
         label = self.label(record.serve_id)
         if record.pid is not None and process_label(record.pid) == label:
             return Finding(record)
-        for pid in find_labelled(label):
+        for pid in find_labelled(label) if record.pid is None else ():
             return Finding(record.model_copy(update={"pid": pid}))
+        # An engine that was killed may leave its workers behind: 2.3 GB of them in vLLM's case.
+        for pid in labelled_family(label):
+            left = record.model_copy(update={"pid": pid, "state": "starting"})
+            note = f"{record.serve_id} was killed, and processes of it live on; stopping ends them"
+            return Finding(left, (note,))
         if record.pid is None:
             note = f"the start of {record.serve_id} was broken off before its process existed"
         elif process_label(record.pid) is None and not _pid_exists(record.pid):
@@ -7315,7 +7322,11 @@ class Need:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Weights that are ready to be served: where they lie and what serving them takes, in bytes."""
+    """Weights that are ready to be served: where they lie and what serving them takes, in bytes.
+
+    `geometry` is their shape, None where it is not understood; `encoding` how the file holds them,
+    where that is not the settings' choice; `context` the tokens that one conversation may have.
+    """
 
     name: str
     folder: Path
@@ -7323,6 +7334,9 @@ class ServedModel:
     size_on_disk: int
     memory_needed: Mapping[str, int]
     beside: str = ""
+    geometry: Geometry | None = None
+    encoding: str = ""
+    context: int = 0
 
     @property
     def memory_total(self) -> int:
@@ -7344,7 +7358,8 @@ class Runtime(Protocol):
 
     `phases` are its own names for the four steps of a start, in this order: environment, weights,
     load, first token. `metric_names` has the engine's own name on /metrics for what it is used as;
-    empty where the engine has no /metrics.
+    empty where the engine has no /metrics. `resolved` has the values that the engine itself reports
+    once it is up, on its own pages or in the log of its start, by its own names.
     """
 
     vocabulary: Mapping[str, str]
@@ -7359,6 +7374,7 @@ class Runtime(Protocol):
     def launch(self, model: ServedModel) -> Launch: ...
     def loading_step(self, log: str) -> str: ...
     def loading_fault(self, log: str) -> str: ...
+    async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]: ...
 
 
 # ── runtimes / embedded_model ─────────────────────────────────────────────────────────────────────
@@ -7747,6 +7763,11 @@ class TransformersServe:
             return ""
         return f"{len(missing)} of its tensors are missing, {missing[0][:120]} first"
 
+    async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]:
+        """Empty: transformers serve reports none of its values."""
+        del client, log
+        return {}
+
     def _measured(self, name: str, folder: Path) -> ServedModel:
         checkpoint = read_checkpoint(folder)
         element_bytes = _ELEMENT_BYTES_OF[self._settings.dtype]
@@ -7771,6 +7792,8 @@ class TransformersServe:
             size_on_disk=checkpoint.size,
             memory_needed=needed,
             beside=beside,
+            geometry=checkpoint.geometry,
+            context=self._settings.max_model_len,
         )
 
 
@@ -9440,11 +9463,15 @@ async def benchmark_frame(
     settings = context.settings
     dtype = str(getattr(settings, "dtype", ""))
     limit = getattr(settings, "max_model_len", None)
+    served = _served(context, instance.model)
+    held = served.encoding if served is not None else ""
+    context_limit = served.context if served is not None else 0
     subject = subject_of_model(
         instance.model,
-        encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
-        _geometry_of(context, instance.model),
-        max_model_len=limit if isinstance(limit, int) else None,
+        # The file's own word before the rig's name: another model may be served in its place.
+        held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
+        served.geometry if served is not None else None,
+        max_model_len=limit if isinstance(limit, int) else context_limit or None,
     )
     chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
     day = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -9481,10 +9508,9 @@ async def benchmark_frame(
     return {name: record.model_dump(mode="json") for name, record in records.items()}
 
 
-def _geometry_of(context: RigContext, model: str) -> Geometry | None:
+def _served(context: RigContext, model: str) -> ServedModel | None:
     try:
-        local = context.runtime.local_model(model)
-        return None if local is None else read_checkpoint(local.folder).geometry
+        return context.runtime.local_model(model)
     except RigError:
         return None
 
@@ -9524,11 +9550,15 @@ async def _engine_facts(context: RigContext, runtime: str, instance: Instance) -
     for entry in context.journal.entries(last=1000):
         if entry.get("serve_id") == instance.serve_id and isinstance(entry.get("argv"), list):
             argv = [_last_name(str(word)) for word in entry["argv"]]
+    resolved: dict[str, str | int | float | bool | None] = {
+        f"package {name}": version for name, version in versions.items()
+    }
+    resolved |= {name: value[:120] for name, value in list(instance.resolved.items())[:50]}
     return BenchEngine(
         name=runtime,
-        version=versions.get(engine, ""),
+        version=versions.get(engine, "") or instance.resolved.get("version", "")[:120],
         argv=argv[:100],
-        resolved={f"package {name}": version for name, version in versions.items()},
+        resolved=resolved,
         server=context.version,
     )
 
@@ -10113,6 +10143,7 @@ class Startup:
             address = await self._until_it_listens(instance, clock)
             clock.enter(first_token, "asking for the first token")
             await self._first_token(instance, address, clock)
+            instance = await self._with_resolved(instance, address)
             instance = await context.plane.mark_ready(instance)
         except BaseException as error:
             await asyncio.shield(self._undo(serve_id, instance, error))
@@ -10153,6 +10184,16 @@ class Startup:
             f"the model did not load in {_LOAD_PATIENCE_S:.0f} s",
             logs_call(self._context),
         )
+
+    async def _with_resolved(self, instance: Instance, address: str) -> Instance:
+        """`instance` with what the engine reports of itself, while the log still has its start."""
+        context = self._context
+        values: dict[str, str] = {}
+        with suppress(RigError):  # a served model is no failure because it says little of itself
+            log = await context.plane.logs(instance, _LINES_OF_A_START)
+            client = context.chat_client(address)
+            values = dict(await context.runtime.resolved(client, log))
+        return instance.model_copy(update={"resolved": values})
 
     async def _explained_end(self, instance: Instance) -> RigError:
         """Why the process ended: by the failure bank, or by the line that most likely says it."""
@@ -10653,10 +10694,11 @@ class PlanningToolset(Toolset):
         served = self.context.runtime.local_model(name)
         if served is None:
             raise RigError("NOT_FOUND", "that model's weights are not here yet", "serve_model()")
-        checkpoint = read_checkpoint(served.folder)
-        if checkpoint.geometry is None:
-            raise invalid_parameter("model", f"cannot be planned: {checkpoint.geometry_fault}")
-        return PlannedModel(name, "", checkpoint.geometry, {}, "bf16")
+        if served.geometry is None:
+            raise invalid_parameter("model", "cannot be planned: its shape is not understood")
+        stored = "q4_0" if served.encoding.startswith("q4") else served.encoding
+        stored = stored if stored in WEIGHT_ENCODINGS else "bf16"
+        return PlannedModel(name, "", served.geometry, {}, stored)
 
     def _own_cold_start(self, request: FitRequest) -> Figure | None:
         """Seconds that this rig's own earlier starts of that model took, if it had any."""
@@ -10692,7 +10734,11 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
     return PlanDefaults(
         model=str(getattr(settings, "model_name", "") or slots[3]),
         encoding=_DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), ""),
-        context=int(getattr(settings, "max_model_len", 0) or _USUAL_CONTEXT),
+        context=int(
+            getattr(settings, "max_model_len", 0)
+            or getattr(settings, "context_per_slot", 0)
+            or _USUAL_CONTEXT
+        ),
         kv_dtype="fp8" if kv.startswith("fp8") else _KV_TYPES.get(kv, "auto"),
         runtime=slots[1],
         hardware=slots[2],
@@ -11988,6 +12034,9 @@ class DetailsOutcome(Outcome):
     engine: str
     dtype: str
     planned_context: int
+    resolved: dict[str, str] = Field(
+        default_factory=dict, description="What the engine itself reported once it was up."
+    )
 
 
 class ModelToolset(Toolset):
@@ -12090,8 +12139,9 @@ class ModelToolset(Toolset):
             memory_needed_gb={k: round(v / 1e9, 3) for k, v in model.memory_needed.items()},
             beside=model.beside,
             engine=self.context.vocabulary["engine"],
-            dtype=str(getattr(self.context.settings, "dtype", "")),
-            planned_context=int(getattr(self.context.settings, "max_model_len", 0)),
+            dtype=model.encoding or str(getattr(self.context.settings, "dtype", "")),
+            planned_context=model.context,
+            resolved=instance.resolved if instance is not None else {},
         )
 
 
