@@ -491,7 +491,8 @@ class FailingStartTests(RealLlamaCase):
             text = await self.refusal(
                 client, "serve_model", "INTERNAL", model=str(holed), wait_s=50
             )
-            self.assertIn("get_server_logs()", text)
+            self.assertIn("gguf_damaged", text)
+            self.assertIn("blk.3.ffn_up.weight", text)
             log = str((await client.call_tool("get_server_logs", {})).content)
             self.assertIn("blk.3.ffn_up.weight", log)
         self.assertEqual(rig_processes(self.state, "server"), [])

@@ -212,7 +212,8 @@ class Startup:
         plane, deadline = self._context.plane, time.monotonic() + _LOAD_PATIENCE_S
         while time.monotonic() < deadline:
             finding = await plane.find()
-            if finding.instance is None:
+            # Workers may outlive their leader for a moment: then another process is found.
+            if finding.instance is None or finding.instance.pid != instance.pid:
                 raise await self._explained_end(instance)
             try:
                 address = await plane.endpoint(instance)
