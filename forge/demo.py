@@ -36,7 +36,7 @@ SMALL_GRID = {"concurrency": [1, 2], "context_tokens": [64], "output_tokens": 16
     "seconds_per_cell": 20,
     "save_result": False,  # figures of a few seconds are no report
 }
-DONE = ("done", "installed", "built")  # as jobs and the tools that install say it
+DONE = ("done", "installed", "ready")  # as jobs and the tools that install or build say it
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WIDTH = 92
 
