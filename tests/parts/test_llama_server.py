@@ -154,9 +154,10 @@ class PlanTest(Case):
             self.assertEqual(environment[name], "")
         self.assertEqual(environment["LANG"], "C.UTF-8")
         self.assertEqual(environment["HF_HUB_OFFLINE"], "1")
-        self.assertEqual(environment["OMP_WAIT_POLICY"], "passive")
-        with mock.patch.dict(os.environ, OMP_WAIT_POLICY="active"):
-            self.assertEqual(self.launch().environment["OMP_WAIT_POLICY"], "active")
+        self.assertEqual(environment["GOMP_SPINCOUNT"], "1000")
+        with mock.patch.dict(os.environ, GOMP_SPINCOUNT="5", OMP_WAIT_POLICY="active"):
+            own = self.launch().environment
+        self.assertEqual((own["GOMP_SPINCOUNT"], own["OMP_WAIT_POLICY"]), ("5", "active"))
 
     def test_what_an_older_release_does_not_know_is_left_out(self) -> None:
         self.engine.write_library(options=("--offline",))
