@@ -49,10 +49,10 @@ _LLAMA_ENVIRONMENT = (
     "PATH HOME LANG LC_ALL LC_CTYPE TMPDIR LD_LIBRARY_PATH DYLD_LIBRARY_PATH USER LOGNAME "
     "XDG_CACHE_HOME XDG_STATE_HOME OMP_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT"
 ).split()
-# Its threads spin while they wait for each other, which starves them beside other work. SmolLM2-135M
-# on 2 cores, medians of three answers of 64 tokens, 2026-11-30: with 1,000 turns 138 tokens/s, and 35
-# to 57 beside one or two busy programs; without spinning (OMP_WAIT_POLICY=passive) 44 to 64, and 21
-# to 54; left alone 124, and 22 to 36, at times 2. GNU OpenMP's manual has it.
+# Its threads spin while they wait for each other, which starves them beside other work.
+# SmolLM2-135M on 2 cores, medians of three answers of 64 tokens, 2026-11-30: with 1,000 turns 138
+# tokens/s, and 35 to 57 beside one or two busy programs; without spinning (OMP_WAIT_POLICY=passive)
+# 44 to 64, and 21 to 54; left alone 124, and 22 to 36, at times 2. GNU OpenMP's manual has it.
 _PATIENT_THREADS = {"GOMP_SPINCOUNT": "1000"}
 # No accelerator is to be seen, also by a library that the program might load on its own.
 HIDDEN_ACCELERATORS: Mapping[str, str] = {
