@@ -144,8 +144,8 @@ class CellLoad:
         health = gauge.stop(self._load.records)
         if self._client.resent > resent:
             again = self._client.resent - resent
-            words = "requests went again: the server had closed a kept connection"
-            self._load.marks.append(f"{again} {words}")
+            told = "requests went again: the server had closed a kept connection"
+            self._load.marks.append(f"{again} {told}")
         if not calibration.form.ignore_eos:
             self._load.marks.append("the server refuses ignore_eos: outputs end when they end")
         return cell_of_load(self._cell, self._load, health, self._plan.limits)
