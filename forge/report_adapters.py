@@ -1,112 +1,22 @@
 """What the JSON of three other load generators means in our words, one function a tool.
 
-Knows no command line and writes nothing; each result has a note on what was taken for what.
+That of vLLM is a part, because a rig reads it as well. Knows no command line and writes nothing;
+each result has a note on what was taken for what.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from forge.parts.boundaries.report_store import schema_faults
-from forge.parts.knowledge.report_schema import (
-    P99_LEAST_SAMPLES,
-    BenchCell,
-    Distribution,
-    cell_id_of,
+from forge.parts.boundaries.report_vllm import (
+    ImportFacts,
+    ReadResult,
+    imported_cell,
+    imported_sample,
+    read_vllm,
 )
-
-
-@dataclass(frozen=True)
-class ImportFacts:
-    """What the tools' files do not say and the importer must: what was measured, where, by whom.
-
-    origin: the public source of the file. concurrency, input_tokens, output_tokens: targets, for
-    files that lack them. token_source: '' takes what the file says, else 'unknown'.
-    """
-
-    model: str
-    encoding: str
-    hardware: str
-    engine: str
-    origin: str
-    date: str = ""
-    engine_version: str = ""
-    concurrency: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    token_source: str = ""
-
-
-@dataclass(frozen=True)
-class ReadResult:
-    """What an adapter found in one file: cells, and what is the same for all of them."""
-
-    tool: str
-    tool_version: str
-    date: str
-    api: str
-    prompts: str
-    token_source: str
-    cells: list[BenchCell]
-    note: str
-
-
-def read_vllm(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
-    """One file of `vllm bench serve --save-result` is one cell.
-
-    A finite request_rate is an open loop; else max_concurrency is the closed loop's, and without
-    one every prompt was in flight at once. Goodput's limits are not in the file.
-    """
-    done = _whole(data, "completed")
-    failed = data.get("failed", _whole(data, "num_prompts") - done)
-    rate = data.get("request_rate", "inf")
-    open_loop = isinstance(rate, int | float)
-    load: Any = facts.concurrency or data.get("max_concurrency") or data.get("num_prompts")
-    prompt, output = (
-        _number(data, key) / done if done else None
-        for key in ("total_input_tokens", "total_output_tokens")
-    )
-    metrics = {
-        "duration_s": _number(data, "duration"),
-        "requests_sent": done + failed,
-        "requests_completed": done,
-        "errors": {"failed": failed} if failed else {},
-        "request_rps": data.get("request_throughput"),
-        "output_tps": data.get("output_throughput"),
-        "total_tps": data.get("total_token_throughput"),
-        "goodput_rps": data.get("request_goodput"),
-        "prompt_tokens": _mean_only(done, prompt),
-        "completion_tokens": _mean_only(done, output),
-        "ttft_ms": _vllm_times(data, "ttft", done),
-        "tpot_ms": _vllm_times(data, "tpot", done),
-        "icl_ms": _vllm_times(data, "itl", done),
-        "e2e_ms": _vllm_times(data, "e2el", done),
-    }
-    cell = _cell(
-        facts,
-        None if open_loop else int(load),
-        float(rate) if open_loop else None,
-        prompt,
-        output,
-        metrics,
-        "no request completed" if not done else "",
-    )
-    day = str(data.get("date", ""))
-    backend = str(data.get("backend") or data.get("endpoint_type") or "")
-    return ReadResult(
-        tool="vllm bench serve",
-        tool_version="",
-        date=f"{day[:4]}-{day[4:6]}-{day[6:8]}" if len(day) >= 8 else "",
-        api="chat" if "chat" in backend else "completions",
-        prompts="unknown",
-        token_source="unknown",
-        cells=[cell],
-        note="its TTFT ends at the first chunk that has choices, even an empty one; ITL is our icl",
-    )
+from forge.parts.knowledge.report_schema import Distribution
 
 
 def read_guidellm(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
@@ -143,7 +53,7 @@ def read_guidellm(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
             "e2e_ms": _guide_times(metrics, "request_latency", 1000.0),
         }
         cells.append(
-            _cell(
+            imported_cell(
                 facts,
                 None if rate is not None else int(load),
                 rate,
@@ -193,7 +103,7 @@ def read_aiperf(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
     broken = "no request completed" if not done else ""
     if data.get("was_cancelled") or data.get("is_complete") is False:
         broken = f"the run was cut off: {data.get('incomplete_reason') or 'cancelled'}"
-    cell = _cell(
+    cell = imported_cell(
         facts,
         int(load) if load is not None else None,
         None if load is not None else float(rate),
@@ -214,58 +124,8 @@ def read_aiperf(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
     )
 
 
-def _cell(
-    facts: ImportFacts,
-    concurrency: int | None,
-    rate: float | None,
-    prompt: float | None,
-    output: float | None,
-    metrics: dict[str, Any],
-    broken: str,
-) -> BenchCell:
-    """A cell with targets from the facts, else from what went out on average."""
-    target = facts.input_tokens or (round(prompt) if prompt else None)
-    if not target:
-        raise ValueError("the prompts' length is unknown: give --input-tokens")
-    length = facts.output_tokens or (round(output) if output else None)
-    try:
-        return BenchCell.model_validate(
-            {
-                "id": cell_id_of(concurrency, target, length, rate_rps=rate),
-                "mode": "closed" if rate is None else "open",
-                "concurrency": concurrency,
-                "rate_rps": rate,
-                "input_tokens": target,
-                "output_tokens": length,
-                "status": "failed" if broken else "ok",
-                "reason": broken,
-                "metrics": None if broken else metrics,
-            }
-        )
-    except ValidationError as error:
-        raise ValueError("; ".join(schema_faults(error))) from None
-
-
-def _sample(n: int, mean: Any, median: Any, p90: Any, p99: Any) -> Distribution | None:
-    """Five figures as a distribution; None where the tool wrote zeros for 'nothing'."""
-    if not n or (not mean and not median):
-        return None
-    if n < P99_LEAST_SAMPLES:
-        p99 = None
-    return Distribution(n=n, mean=mean, median=median, p90=p90, p99=p99)
-
-
-def _mean_only(n: int, mean: float | None) -> Distribution | None:
-    return _sample(n, mean, None, None, None)
-
-
 def _mean_of(sample: object) -> float | None:
     return sample.mean or sample.median if isinstance(sample, Distribution) else None
-
-
-def _vllm_times(data: dict[str, Any], name: str, n: int) -> Distribution | None:
-    keys = (f"mean_{name}_ms", f"median_{name}_ms", f"p90_{name}_ms", f"p99_{name}_ms")
-    return _sample(n, *(data.get(key) for key in keys))
 
 
 def _guide_times(metrics: dict[str, Any], name: str, scale: float = 1.0) -> Distribution | None:
@@ -273,7 +133,7 @@ def _guide_times(metrics: dict[str, Any], name: str, scale: float = 1.0) -> Dist
     spread = _dict(good, "percentiles")
     values = [good.get("mean"), good.get("median"), spread.get("p90"), spread.get("p99")]
     scaled = [value * scale if isinstance(value, int | float) else None for value in values]
-    return _sample(int(good.get("count") or 0), *scaled)
+    return imported_sample(int(good.get("count") or 0), *scaled)
 
 
 def _guide_mean(metrics: dict[str, Any], name: str) -> float | None:
@@ -284,7 +144,7 @@ def _guide_mean(metrics: dict[str, Any], name: str) -> float | None:
 def _aiperf_times(data: dict[str, Any], name: str, n: int) -> Distribution | None:
     found = _dict(data, name)
     keys = ("avg", "p50", "p90", "p99")
-    return _sample(int(found.get("count") or n), *(found.get(key) for key in keys))
+    return imported_sample(int(found.get("count") or n), *(found.get(key) for key in keys))
 
 
 def _aiperf_mean(data: dict[str, Any], name: str) -> float | None:
@@ -310,17 +170,6 @@ def _list(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(v, dict) for v in value):
         raise ValueError(f"{key} is missing or empty: not this tool's file")
     return value
-
-
-def _number(data: dict[str, Any], key: str) -> float:
-    value = data.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} is missing or no number: not this tool's file")
-    return float(value)
-
-
-def _whole(data: dict[str, Any], key: str) -> int:
-    return int(_number(data, key))
 
 
 ADAPTERS: dict[str, Callable[[dict[str, Any], ImportFacts], ReadResult]] = {

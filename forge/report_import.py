@@ -17,15 +17,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from forge.parts.boundaries.report_store import ReportStore, SavedReport, schema_faults
+from forge.parts.boundaries.report_vllm import ImportFacts, without_texts
 from forge.parts.ground.errors import RigError
 from forge.parts.knowledge.hardware import HARDWARE_SLOTS
 from forge.parts.knowledge.report_checks import refusal_of_report, subject_of_model
 from forge.parts.knowledge.report_schema import BenchReport, run_id_of
-from forge.report_adapters import ADAPTERS, ImportFacts
+from forge.report_adapters import ADAPTERS
 
 _FILE_LIMIT = 200_000_000  # bytes; a detailed file of a long sweep
-# Texts of the prompts and of the answers: no figure needs them, and they may be anybody's.
-_NOT_KEPT = frozenset({"generated_texts", "requests", "prompts"})
 
 
 def import_report(
@@ -87,7 +86,7 @@ def save_import(tool: str, files: Sequence[Path], facts: ImportFacts, folder: Pa
         raise ValueError(f"refused: {refusal}")
     with tempfile.TemporaryDirectory() as scratch:
         raw = Path(scratch) / "source.jsonl"
-        lines = [json.dumps(_without_texts(document)) for document in documents]
+        lines = [json.dumps(without_texts(document)) for document in documents]
         raw.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return ReportStore([folder]).save(report, raw)
 
@@ -107,12 +106,6 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     if not found or not all(isinstance(item, dict) for item in found):
         raise ValueError(f"{path.name} holds no JSON object")
     return found
-
-
-def _without_texts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_texts(item) for key, item in value.items() if key not in _NOT_KEPT}
-    return [_without_texts(item) for item in value] if isinstance(value, list) else value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -164,9 +164,9 @@ def install(requirements: list[Path]) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise SystemExit(f"{sys.executable} has no pip. On Debian: apt install python3-pip")
     texts = [path.read_text(encoding="utf-8") for path in requirements]
-    size = "about 0.1 GB"
+    size = "about 0.3 GB"
     if any("torch" in text for text in texts):
-        size = "about 1.3 GB, or 5 GB where pip is offered only torch's CUDA build"
+        size = "about 1.4 GB, or 5 GB where pip is offered only torch's CUDA build"
     say(f"Installing {', '.join(path.name for path in requirements)} into {target} ({size}) …")
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target.parent)

@@ -25,8 +25,8 @@ one address: that of the plan.
 #  1181 boundaries / load_figures: The figures of one cell, from the records of its requests: …
 #  1346 boundaries / load_prompts: Prompts of a wanted number of tokens, made of plain words, …
 #  1451 boundaries / load_cell: One cell of a benchmark: calibrate once, warm up, put the load on, …
-#  1718 boundaries / load_generator: Load on one server, cell by cell, in a process of its own: …
-#  1804 programs / loadgen: The load generator: measures a served model from a process of its own.
+#  1719 boundaries / load_generator: Load on one server, cell by cell, in a process of its own: …
+#  1805 programs / loadgen: The load generator: measures a served model from a process of its own.
 
 from __future__ import annotations
 
@@ -1573,7 +1573,8 @@ class CellLoad:
         health = gauge.stop(self._load.records)
         if self._client.resent > resent:
             again = self._client.resent - resent
-            self._load.marks.append(f"{again} requests went again: the server had closed a kept")
+            told = "requests went again: the server had closed a kept connection"
+            self._load.marks.append(f"{again} {told}")
         if not calibration.form.ignore_eos:
             self._load.marks.append("the server refuses ignore_eos: outputs end when they end")
         return cell_of_load(self._cell, self._load, health, self._plan.limits)

@@ -14,8 +14,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+from forge.parts.boundaries.report_vllm import ImportFacts
 from forge.parts.knowledge.report_schema import BenchReport, CellMetrics
-from forge.report_adapters import ImportFacts
 from forge.report_faults import report_faults
 from forge.report_import import import_report, save_import
 

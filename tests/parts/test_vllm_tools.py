@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections import namedtuple
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +35,7 @@ from forge.rigs.local_vllm_cpu_2b import RIG
 from forge.suites.fake_engine import write_tiny_folder
 from forge.suites.fake_vllm import FakeVllm
 from forge.suites.witness import free_port, rig_processes
+from tests.rig_programs import write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0
@@ -361,13 +363,72 @@ class QueryTests(Case):
         self.assertEqual(len(self.fake.requests()), seen)
 
 
+# What release 0.32.0 writes without --save-detailed, its figures in accord with each other: eight
+# requests a second. "hangs" waits as before a server that does not answer, "renamed" is a release
+# that counts by other names, "half" has one failed request.
+_WHOLE_BENCH = r"""
+def bench(arguments):
+    note("benches.jsonl", {"argv": arguments, "environment": dict(os.environ), "pid": os.getpid()})
+    spoilt = control().get("bench")
+    if spoilt == "crash":
+        raise RuntimeError("the tokenizer could not be read")
+    while spoilt == "hangs":
+        time.sleep(1)
+    given = dict(zip(arguments, arguments[1:]))
+    number = int(given["--num-prompts"])
+    done = {"nothing": 0, "half": number - 1}.get(spoilt, number)
+    read, made = (done * int(given["--random-" + kind + "-len"]) for kind in ("input", "output"))
+    duration = number / 8
+    result = {
+        "date": "20261130-101112", "endpoint_type": "openai", "backend": "openai", "label": None,
+        "model_id": given["--model"], "tokenizer_id": given["--tokenizer"], "num_prompts": number,
+        "request_rate": "inf", "burstiness": 1.0,
+        "max_concurrency": int(given["--max-concurrency"]),
+        "duration": duration, "completed": done, "failed": number - done,
+        "total_input_tokens": read, "total_output_tokens": made,
+        "request_throughput": done / duration, "request_goodput": None,
+        "output_throughput": made / duration, "total_token_throughput": (read + made) / duration,
+        "latencies": [0.25] * number, "queue_times": [0.0] * number, "rtfx": 0.0,
+        "mean_ttft_ms": 61.0, "median_ttft_ms": 60.25, "std_ttft_ms": 1.0, "p99_ttft_ms": 99.0,
+        "mean_tpot_ms": 27.75, "median_tpot_ms": 27.5, "std_tpot_ms": 1.0, "p99_tpot_ms": 30.0,
+        "mean_itl_ms": 27.75, "median_itl_ms": 27.25, "std_itl_ms": 1.0, "p99_itl_ms": 33.0,
+    }
+    if spoilt == "renamed":
+        result["total_prompt_tokens"] = result.pop("total_input_tokens")
+    path = pathlib.Path(given["--result-dir"]) / given["--result-filename"]
+    path.write_text(json.dumps(result))
+
+
+main()
+"""
+
+
+class BenchingVllm(FakeVllm):
+    """The fake with a `bench serve` whose result file is whole, as a report is made of it."""
+
+    def program(self) -> str:
+        return super().program().removesuffix("main()\n").rstrip() + "\n\n" + _WHOLE_BENCH
+
+
 class OpinionTests(Case):
-    """vLLM's own benchmark: what it is asked, what comes back, and every way it can fail."""
+    """vLLM's own benchmark: what it is asked, what comes back and is kept, and how it can fail."""
+
+    LOAD = {"streams": 4, "requests": 16, "input_tokens": 64, "output_tokens": 8}
 
     def setUp(self) -> None:
         super().setUp()
+        self.fake = BenchingVllm(self.place / "fake")
         self.fake.install()
+        write_programs(self.rig_folder)
         self.write_settings(VLLM_ENV=str(self.fake.environment), MAX_MODEL_LEN="512")
+
+    def reports(self) -> list[str]:
+        return sorted(path.stem for path in self.state.rglob("benchmarks/reports/*.json"))
+
+    async def followed(self, client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+        """A job from its tool to its end."""
+        job = await self.answer(client, tool, wait_s=50, **arguments)
+        return await self.answer(client, "get_job", job_id=job["job_id"], wait_s=50)
 
     async def test_opinions(self) -> None:
         async with self.client() as client:
@@ -383,25 +444,20 @@ class OpinionTests(Case):
             await self.answer(client, "stop_model")
 
     async def _measured(self, client: Client) -> None:
-        for requests, tail in ((16, False), (100, True)):
-            job = await self.answer(
-                client,
-                "run_bench_serve",
-                streams=4,
-                requests=requests,
-                input_tokens=64,
-                output_tokens=8,
-                wait_s=50,
-            )
+        for requests, seconds, tail in ((16, 2.0, False), (100, 12.5, True)):
+            load = {**self.LOAD, "requests": requests, "save_result": False}
+            job = await self.answer(client, "run_bench_serve", wait_s=50, **load)
             self.assertEqual(job["state"], "done", job)
             result = job["result"]
             self.assertEqual((result["completed"], result["failed"]), (requests, 0))
-            self.assertEqual((result["output_tokens_per_s"], result["duration_s"]), (21.5, 2.0))
+            self.assertEqual((result["output_tokens_per_s"], result["duration_s"]), (64, seconds))
             self.assertEqual(result["median_ttft_ms"], 60.25)
             # No 99th percentile of a handful.
             self.assertEqual("p99_ttft_ms" in result, tail)
             self.assertEqual(Path(result["file"]).parent.name, "opinions")
             self.assertEqual(json.loads(Path(result["file"]).read_text())["completed"], requests)
+            self.assertEqual(result["report"], "")
+        self.assertEqual(self.reports(), [])
         bench = self.fake.benches()[-1]
         argv, environment = bench["argv"], bench["environment"]
         for option, value in (
@@ -421,16 +477,181 @@ class OpinionTests(Case):
         self.assertEqual(environment["HF_HUB_OFFLINE"], "1")
 
     async def _failed(self, client: Client) -> None:
-        for spoilt, error_class, words in (
-            ("crash", "INTERNAL", "the tokenizer could not be read"),
-            ("nothing", "PARTIAL", "no answered request"),
+        for spoilt, error_class, words, figures in (
+            ("crash", "INTERNAL", "the tokenizer could not be read", False),
+            ("nothing", "PARTIAL", "no answered request", False),
+            ("renamed", "PARTIAL", "total_input_tokens is missing", True),
         ):
-            self.fake.script(bench=spoilt)
-            job = await self.answer(client, "run_bench_serve", wait_s=50)
-            self.assertEqual(job["state"], "failed", job)
-            self.assertTrue(job["error"].startswith(error_class), job)
-            self.assertIn(words, job["error"])
+            with self.subTest(spoilt):
+                self.fake.script(bench=spoilt)
+                job = await self.answer(client, "run_bench_serve", wait_s=50, **self.LOAD)
+                self.assertEqual(job["state"], "failed", job)
+                self.assertTrue(job["error"].startswith(error_class), job)
+                self.assertIn(words, job["error"])
+                # What was measured is not lost because no report can be made of it.
+                self.assertEqual(job["result"].get("completed"), 16 if figures else None)
+                self.assertEqual(self.reports(), [])
         self.fake.script()
+
+    async def test_an_opinion_is_kept_beside_our_own_figures(self) -> None:
+        async with self.client() as client:
+            await self.answer(client, "serve_model", wait_s=50)
+            first = await self._kept(client, 0)
+            second = await self._kept(client, 1)
+            self.assertEqual(second, f"{first}--r2")
+            self.assertEqual(self.reports(), [first, second])
+            self._the_report_is_whole(first)
+            self._the_raw_data_lies_beside_it(first)
+            await self._shown_and_compared(client, first, second)
+            await self.answer(client, "stop_model")
+
+    async def _kept(self, client: Client, lost: int) -> str:
+        """The report of one more opinion, `lost` of whose requests fail."""
+        self.fake.script(bench="half" if lost else "")
+        job = await self.answer(client, "run_bench_serve", wait_s=50, **self.LOAD)
+        self.fake.script()
+        self.assertEqual(job["state"], "done", job)
+        self.assertEqual((job["result"]["completed"], job["result"]["failed"]), (16 - lost, lost))
+        name = str(job["result"]["report"])
+        self.assertIn(f"saved as {name}", job["summary"])
+        report = self._report(name)
+        self.assertEqual(report["cells"][0]["metrics"]["requests_sent"], 16)
+        errors = report["cells"][0]["metrics"].get("errors", {})
+        self.assertEqual(errors, {"failed": lost} if lost else {})
+        return name
+
+    def _report(self, name: str) -> dict[str, Any]:
+        (file,) = self.state.rglob(f"benchmarks/reports/{name}.json")
+        return dict(json.loads(file.read_text()))
+
+    def _the_report_is_whole(self, name: str) -> None:
+        report, seed = self._report(name), self._seed()
+        self.assertEqual(name, f"{report['run']['date']}-tiny-vllm-cpu")
+        self.assertEqual((report["run"]["kind"], report["run"]["id"]), ("imported", name))
+        self.assertEqual(
+            report["run"]["origin"], "vllm bench serve of this rig's own environment, 0.32.0"
+        )
+        self.assertEqual(report["run"]["rig"], RIG.name)
+        self.assertEqual(
+            (report["subject"]["model"], report["subject"]["encoding"]), ("tiny", "bf16")
+        )
+        self.assertEqual(report["subject"]["max_model_len"], 512)
+        self.assertEqual((report["hardware"]["slot"], report["hardware"]["chip"]), ("cpu", "cpu"))
+        self.assertEqual(report["hardware"]["host_cores"]["value"], os.cpu_count())
+        self.assertEqual(
+            (report["engine"]["name"], report["engine"]["version"]), ("vllm", "0.32.0")
+        )
+        self.assertIn("--max-num-seqs", report["engine"]["argv"])
+        workload = report["workload"]
+        self.assertEqual(
+            (workload["tool"], workload["tool_version"]), ("vllm bench serve", "0.32.0")
+        )
+        self.assertEqual((workload["api"], workload["prompts"]), ("completions", "unknown"))
+        self.assertEqual((workload["seed"], workload["ignore_eos"]), (seed, True))
+        self.assertEqual((workload["vantage"], report["token_source"]), ("same host", "usage"))
+        (cell,) = report["cells"]
+        self.assertEqual((cell["id"], cell["status"]), ("c4-i64-o8", "ok"))
+        metrics = cell["metrics"]
+        self.assertEqual((metrics["output_tps"], metrics["request_rps"]), (64, 8))
+        self.assertEqual((metrics["ttft_ms"]["n"], metrics["ttft_ms"]["median"]), (16, 60.25))
+        self.assertEqual(metrics["tpot_ms"]["median"], 27.5)
+        self.assertEqual(metrics["icl_ms"]["median"], 27.25)
+        self.assertNotIn("p99", metrics["ttft_ms"])
+        self.assertEqual((cell.get("implied") or {}).get("checks", []), [])
+
+    def _seed(self) -> int:
+        argv = self.fake.benches()[0]["argv"]
+        return int(argv[argv.index("--seed") + 1])
+
+    def _the_raw_data_lies_beside_it(self, name: str) -> None:
+        (raw,) = self._report(name)["raw"]
+        (file,) = self.state.rglob(f"benchmarks/{raw['path']}")
+        data = file.read_bytes()
+        self.assertEqual((raw["size"], raw["sha256"]), (len(data), sha256(data).hexdigest()))
+        self.assertEqual(json.loads(data)["median_ttft_ms"], 60.25)
+        # Folders of this computer, such as the tokenizer's, stay on it.
+        self.assertNotIn(str(self.place), data.decode())
+        self.assertNotIn(str(self.place), json.dumps(self._report(name)))
+
+    async def _shown_and_compared(self, client: Client, first: str, second: str) -> None:
+        listed = await self.answer(client, "list_reports")
+        self.assertEqual([line["name"] for line in listed["reports"]], [second, first])
+        self.assertEqual({line["kind"] for line in listed["reports"]}, {"imported"})
+        self.assertIn("64 output tokens/s at c4-i64-o8", listed["reports"][1]["best"])
+        both = await self.answer(client, "compare_reports", first=first, second=second)
+        self.assertTrue(both["ranked"], both)
+        own = await self.followed(
+            client,
+            "run_vllm_benchmark",
+            concurrency=[4],
+            context_tokens=[64],
+            output_tokens=8,
+            requests_per_cell=16,
+            seconds_per_cell=5,
+        )
+        self.assertEqual(own["state"], "done", own)
+        name = own["result"]["report"]
+        self.assertEqual(name, f"{first}--r3")
+        both = await self.answer(client, "compare_reports", first=name, second=first)
+        self.assertFalse(both["ranked"])
+        blocking = "; ".join(both["blocking"])
+        self.assertIn("workload: distinct-words against random-tokens", blocking)
+        self.assertIn("API: chat against completions", blocking)
+        # What the two have in common is not said to differ: they are of one server.
+        for same in ("model", "encoding", "token counting", "hardware", "runtime"):
+            self.assertNotIn(f"{same}:", blocking)
+        also = "; ".join(both["also_differs"])
+        self.assertIn("kind: measured against imported", also)
+        self.assertNotIn("engine version", also)
+
+    async def test_nothing_is_measured_while_something_else_is(self) -> None:
+        async with self.client() as client:
+            await self.answer(client, "serve_model", wait_s=50)
+            await self._a_probe_is_under_way(client)
+            await self._a_benchmark_is_under_way(client)
+            await self._an_opinion_is_under_way(client)
+            self.fake.script()
+            job = await self.answer(client, "run_bench_serve", wait_s=50, **self.LOAD)
+            self.assertEqual(job["state"], "done", job)
+            self.assertEqual(self.reports(), [job["result"]["report"]])
+            await self.answer(client, "stop_model")
+
+    async def _a_probe_is_under_way(self, client: Client) -> None:
+        self.fake.script(fault="stalls at once")
+        probe = await self.answer(client, "probe_capabilities", cases=["tools"])
+        text = await self.refusal(client, "run_bench_serve", "BUSY")
+        self.assertIn(f"get_job(job_id='{probe['job_id']}'", text)
+        await self._cancelled(client, probe["job_id"])
+
+    async def _a_benchmark_is_under_way(self, client: Client) -> None:
+        self.fake.script(fault="stalls at once")
+        load = {"concurrency": [1], "context_tokens": [64], "save_result": False}
+        own = await self.answer(client, "run_vllm_benchmark", **load)
+        text = await self.refusal(client, "run_bench_serve", "BUSY")
+        self.assertIn(f"get_job(job_id='{own['job_id']}'", text)
+        await self._cancelled(client, own["job_id"])
+        self.assertEqual(self.fake.benches(), [])
+
+    async def _an_opinion_is_under_way(self, client: Client) -> None:
+        self.fake.script(bench="hangs")
+        opinion = await self.answer(client, "run_bench_serve")
+        await self.until(self.fake.benches, "vLLM's tool never began")
+        for tool, arguments in (
+            ("run_vllm_benchmark", {"context_tokens": [64]}),
+            ("probe_capabilities", {}),
+            ("run_bench_serve", {}),
+        ):
+            with self.subTest(tool):
+                text = await self.refusal(client, tool, "BUSY", **arguments)
+                self.assertIn(f"get_job(job_id='{opinion['job_id']}'", text)
+        await self._cancelled(client, opinion["job_id"])
+        (bench,) = self.fake.benches()
+        await self.until(lambda: not psutil.pid_exists(bench["pid"]), "vLLM's tool goes on")
+        self.assertEqual(self.reports(), [])
+
+    async def _cancelled(self, client: Client, job_id: str) -> None:
+        job = await self.answer(client, "cancel_job", job_id=job_id)
+        self.assertEqual(job["state"], "cancelled", job)
 
 
 if __name__ == "__main__":

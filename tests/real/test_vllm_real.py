@@ -34,6 +34,7 @@ from forge.parts.ground.process import LABEL_VARIABLE
 from forge.parts.runtimes.vllm_cpu import VllmCpu
 from forge.parts.runtimes.vllm_install import default_vllm_folder
 from forge.parts.runtimes.vllm_log import resolved_engine_values
+from forge.parts.toolsets.probe_tool_calls import TOOL_SCENARIOS
 from forge.rigs.local_vllm_cpu_2b import RIG
 from forge.suites.witness import free_port, rig_processes
 from tests.rig_programs import write_programs
@@ -45,6 +46,7 @@ WAITS_AT_MOST = 24  # of 50 seconds each: a fresh install downloads a gigabyte
 METRICS = ROOT / "tests" / "real" / "vllm_metrics_0.32.0.txt"
 PROMPTS = ("Say hello.", "What is the capital of France?", "Zürich, 東京 and a ✓")
 NEW_TOKENS = 24
+REPEATS = 5  # of each of two load generators
 
 SERVER = """\
 import sys
@@ -229,6 +231,8 @@ class EmbeddedModelTests(RealVllmCase):
             await self._everything_is_counted(client)
             await self._what_it_settled_on(client)
             await self._its_own_bench(client)
+            await self._two_generators_agree(client)
+            await self._what_the_probes_see(client)
             self._its_processes_are_known_and_on_loopback()
             family = self.family()
             await self.answer(client, "stop_model")
@@ -289,17 +293,103 @@ class EmbeddedModelTests(RealVllmCase):
         self.assertEqual(len(values["cores"].split(",")), len(os.sched_getaffinity(0)))
         self.assertIn("vLLM", (await self.answer(client, "get_model_details"))["engine"])
 
-    async def _its_own_bench(self, client: Client) -> None:
-        load = {"streams": 2, "requests": 6, "input_tokens": 32, "output_tokens": 8}
-        job = await self.answer(client, "run_bench_serve", wait_s=50, **load)
+    async def _finished(self, client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+        """A job from the tool that starts it to its end, which must be a good one."""
+        begun = await self.answer(client, tool, **arguments)
         for _ in range(WAITS_AT_MOST):
+            job = await self.answer(client, "get_job", job_id=begun["job_id"], wait_s=50)
             if job["state"] not in ("queued", "running"):
                 break
-            job = await self.answer(client, "get_job", job_id=job["job_id"], wait_s=50)
         self.assertEqual(job["state"], "done", job)
-        self.assertEqual((job["result"]["completed"], job["result"]["failed"]), (6, 0))
+        return job
+
+    async def _its_own_bench(self, client: Client) -> None:
+        load = {"streams": 2, "requests": 6, "input_tokens": 32, "output_tokens": 8}
+        result = (await self._finished(client, "run_bench_serve", **load))["result"]
+        self.assertEqual((result["completed"], result["failed"]), (6, 0))
         for name in ("output_tokens_per_s", "median_ttft_ms", "median_tpot_ms"):
-            self.assertGreater(job["result"][name], 0, name)
+            self.assertGreater(result[name], 0, name)
+        (file,) = self.state.rglob(f"benchmarks/reports/{result['report']}.json")
+        report = json.loads(file.read_text())
+        self.assertEqual(report["run"]["kind"], "imported")
+        self.assertEqual(report["subject"]["short"], "smollm2-135m")
+        (cell,) = report["cells"]
+        self.assertEqual((cell["id"], cell["status"]), ("c2-i32-o8", "ok"))
+        metrics = cell["metrics"]
+        # By the server's usage, so exactly what was asked for.
+        self.assertEqual(metrics["completion_tokens"]["mean"], 8)
+        self.assertEqual(round(metrics["output_tps"], 3), result["output_tokens_per_s"])
+        self.assertEqual(round(metrics["tpot_ms"]["median"], 3), result["median_tpot_ms"])
+        (raw,) = report["raw"]
+        (kept,) = self.state.rglob(f"benchmarks/{raw['path']}")
+        self.assertEqual(json.loads(kept.read_text())["completed"], 6)
+        self.assertNotIn("generated_texts", kept.read_text())
+
+    async def _two_generators_agree(self, client: Client) -> None:
+        """Our generator and vLLM's, in turns, so that a machine that slows down slows both.
+
+        They differ by definition. Ours asks for a chat (the template is part of its prompt tokens,
+        and the first token is the first content), theirs for a plain completion of random tokens
+        (the first token is the first chunk). Ours warms up with three requests of other prompts,
+        theirs with one for each stream, all with the first prompt, which a prefix cache then knows.
+        Our rate is over the span in which both streams ran, theirs over the whole run. So the time
+        to the first token is told, and not held against each other.
+        """
+        found: dict[str, list[tuple[float, float, float]]] = {"ours": [], "theirs": []}
+        for _ in range(REPEATS):
+            found["ours"].append(await self._our_figures(client))
+            found["theirs"].append(await self._their_figures(client))
+        told, apart = [], []
+        for place, figure in enumerate(("output tokens/s", "ttft in ms", "tpot in ms")):
+            spreads = {}
+            for who, runs in found.items():
+                values = sorted(run[place] for run in runs)
+                low, high = spreads[who] = (values[0], values[-1])
+                told.append(f"{figure}, {who}: {values[len(values) // 2]} ({low} to {high})")
+            (low, high), (other_low, other_high) = spreads.values()
+            # Ranges that meet: the medians lie no farther apart than the two spreads reach.
+            if not (low <= other_high and other_low <= high):
+                apart.append(figure)
+        print(f"\n{REPEATS} runs each, in turns: {'; '.join(told)}", file=sys.stderr)
+        self.assertLessEqual(set(apart), {"ttft in ms"}, told)
+
+    async def _our_figures(self, client: Client) -> tuple[float, float, float]:
+        """Output tokens/s, median ttft and tpot in ms of one run of our generator."""
+        load: dict[str, Any] = {"concurrency": [2], "context_tokens": [64], "output_tokens": 16}
+        load |= {"requests_per_cell": 8, "save_result": False}
+        job = await self._finished(client, "run_vllm_benchmark", **load)
+        (line,) = job["result"]["cells"]
+        read = re.match(
+            r"c2-i64-o16: (\S+) output tokens/s, median ttft (\S+) ms, tpot (\S+) ms, 8/8 done",
+            line,
+        )
+        self.assertIsNotNone(read, line)
+        assert read is not None
+        rate, ttft, tpot = map(float, read.groups())
+        return rate, ttft, tpot
+
+    async def _their_figures(self, client: Client) -> tuple[float, float, float]:
+        """The same of one run of vLLM's own tool, with the same shape."""
+        load: dict[str, Any] = {"streams": 2, "input_tokens": 64, "output_tokens": 16}
+        load |= {"requests": 8, "save_result": False}
+        result = (await self._finished(client, "run_bench_serve", **load))["result"]
+        self.assertEqual((result["completed"], result["failed"], result["report"]), (8, 0, ""))
+        names = ("output_tokens_per_s", "median_ttft_ms", "median_tpot_ms")
+        rate, ttft, tpot = (float(result[name]) for name in names)
+        return rate, ttft, tpot
+
+    async def _what_the_probes_see(self, client: Client) -> None:
+        """A schema is enforced, and a model that is served without a tool-call parser calls none.
+
+        That its template has no switch for thinking is no refusal by vLLM, which takes the switch
+        all the same: the probe must not call this a pass.
+        """
+        job = await self._finished(client, "probe_capabilities", cases=["tools", "schema"])
+        table, verdicts = "\n".join(job["result"]["table"]), job["result"]["verdicts"]
+        schema = {"schema_thinking_off": "pass", "schema_thinking_on": "untested"}
+        tools = {scenario.case: "unsupported" for scenario in TOOL_SCENARIOS}
+        self.assertEqual(verdicts, {**tools, **schema}, table)
+        self.assertEqual(table.count("--tool-call-parser"), len(tools), table)
 
     def _its_processes_are_known_and_on_loopback(self) -> None:
         """vLLM renames its processes, which must not wipe out the label; nor may they be heard."""
@@ -416,6 +506,10 @@ class FailingStartTests(RealVllmCase):
             self.assertRegex(log, r"(?i)cannot allocate memory|can't allocate memory|MemoryError")
             await self.until(lambda: not self.family(), "something of vLLM lives on")
             self.assertEqual((await self.answer(client, "get_system_status"))["pid"], None)
+            found = await self.answer(client, "analyze_logs")
+            self.assertTrue(found["found"], found)
+            self.assertEqual(found["stage"], "memory", found)
+            self.assertRegex(found["line"], r"(?i)memory")
 
     async def test_a_runtime_that_is_the_real_one(self) -> None:
         self.write_settings("embedded")

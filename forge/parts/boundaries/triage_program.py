@@ -32,7 +32,9 @@ async def triaged_log(program: Path, data: bytes | str) -> LogAnswer:
         gap = f"\n[… {len(raw) - LOG_BYTES} bytes left out …]\n".encode()
         raw = raw[: LOG_BYTES // 4] + gap + raw[LOG_BYTES // 4 - LOG_BYTES :]
     done = await run_program(
-        [sys.executable, str(program), "--json", "-"],
+        # As a module, because Python keeps no bytecode of scripts.
+        [sys.executable, "-m", program.stem, "--json", "-"],
+        folder=program.parent,
         timeout_s=_TRIAGE_PATIENCE_S,
         given=raw,
         output_limit=_ANSWER_BYTES,

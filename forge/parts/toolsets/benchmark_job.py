@@ -36,6 +36,7 @@ from forge.parts.toolsets.toolset import RigContext
 
 BENCHMARK_JOB = "benchmark"
 PROBE_JOB = "probe"
+OPINION_JOB = "opinion"
 _FRAME_FILE = "frame.json"
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
 _KEY_VARIABLE = "RIG_MODEL_KEY"  # a key travels in the environment: it stands in no file
@@ -182,5 +183,6 @@ class BenchmarkJob:
 
 
 def unfinished_measurement(context: RigContext) -> JobRecord | None:
-    """The benchmark or probe that runs or waits now; two at once would measure each other."""
-    return context.jobs.active(BENCHMARK_JOB) or context.jobs.active(PROBE_JOB)
+    """What measures the served model now, or waits to; two at once would measure each other."""
+    kinds = (BENCHMARK_JOB, PROBE_JOB, OPINION_JOB)
+    return next(filter(None, map(context.jobs.active, kinds)), None)

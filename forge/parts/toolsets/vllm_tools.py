@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 from mcp.server.mcpserver import Context
 from pydantic import Field
@@ -17,15 +17,9 @@ from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.jobs import JobProgress, JobRecord, JobRunner
 from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_text
-from forge.parts.ground.process import run_program
 from forge.parts.ground.results import Outcome
-from forge.parts.ground.state import private_folder, read_json
-from forge.parts.runtimes.vllm_bench import (
-    VllmBenchCell,
-    vllm_bench_command,
-    vllm_bench_environment,
-    vllm_bench_figures,
-)
+from forge.parts.ground.state import read_json
+from forge.parts.runtimes.vllm_bench import VllmBenchCell
 from forge.parts.runtimes.vllm_cpu import VllmCpu
 from forge.parts.runtimes.vllm_install import (
     VLLM_INSTALL_PHASES,
@@ -33,18 +27,18 @@ from forge.parts.runtimes.vllm_install import (
     installed_facts,
     refuse_small_vllm_disk,
 )
+from forge.parts.toolsets.benchmark_job import OPINION_JOB, unfinished_measurement
 from forge.parts.toolsets.serving import (
     WaitSeconds,
     follow_job,
     progress_sentence,
     require_ready,
 )
-from forge.parts.toolsets.toolset import Toolset, rig_tool
+from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
+from forge.parts.toolsets.vllm_opinion import VllmOpinionJob
 from forge.parts.toolsets.work import JobOutcome, job_outcome
 
 _INSTALL_JOB = "install"
-_BENCH_SERVE_JOB = "opinion"
-_BENCH_SERVE_PATIENCE_S = 7200.0
 _COMPLETION_PROMPT_LIMIT = 100_000  # characters
 # Where each phase of an install begins and ends, in percent of the whole: shares of the seconds
 # that one took on 2026-11-30.
@@ -219,8 +213,12 @@ class VllmBenchToolset(Toolset):
 
     toolset_name = "opinion"
 
+    def __init__(self, context: RigContext) -> None:
+        super().__init__(context)
+        self._job = VllmOpinionJob(context)
+
     def job_runners(self) -> dict[str, JobRunner]:
-        return {_BENCH_SERVE_JOB: self._measure}
+        return {OPINION_JOB: self._job.run}
 
     @rig_tool(title="Benchmark with vLLM's own tool", effect="changes")
     async def run_bench_serve(
@@ -234,20 +232,22 @@ class VllmBenchToolset(Toolset):
         output_tokens: Annotated[
             int, Field(ge=1, le=8192, description="Tokens to generate for each request.")
         ] = 32,
+        save_result: Annotated[
+            bool, Field(description="Keep a report, which list_reports then shows.")
+        ] = True,
         wait_s: WaitSeconds = 0,
     ) -> JobOutcome:
         """Measure one load on the served model with `vllm bench serve` out of vLLM's environment: a
-        second opinion on run_{bench}benchmark, which measures whole grids and keeps reports. A job;
-        its result has the figures and the name of vLLM's own result file. {cost}; the {server} is
-        busy meanwhile."""
-        cell = VllmBenchCell(
-            streams, requests, input_tokens, output_tokens, secrets.randbelow(2**31)
-        )
+        second opinion on run_{bench}benchmark, which measures whole grids. A job; its result has
+        the figures, the name of vLLM's own result file, and that of the report: of kind imported,
+        because its definitions are not ours. {cost}; the {server} is busy meanwhile."""
+        seed = secrets.randbelow(2**31)
+        cell = VllmBenchCell(streams, requests, input_tokens, output_tokens, seed)
         async with held_lock(self.context.paths.state, "benchmark"):
-            job = await self._ask_opinion(cell)
+            job = await self._ask_opinion(cell, save_result)
         return job_outcome(await follow_job(self.context, job.id, wait_s, ctx))
 
-    async def _ask_opinion(self, cell: VllmBenchCell) -> JobRecord:
+    async def _ask_opinion(self, cell: VllmBenchCell, save_result: bool) -> JobRecord:
         context = self.context
         limit = int(getattr(context.settings, "max_model_len", 0))
         if limit and cell.input_tokens + cell.output_tokens > limit:
@@ -255,45 +255,16 @@ class VllmBenchToolset(Toolset):
                 "input_tokens", f"with output_tokens this is beyond MAX_MODEL_LEN ({limit})"
             )
         await require_ready(context)
-        for kind in (_BENCH_SERVE_JOB, "benchmark"):
-            active = context.jobs.active(kind)
-            if active is not None:
-                raise RigError(
-                    "BUSY",
-                    f"{active.id} is measuring, and two at once would measure each other",
-                    f"get_job(job_id='{active.id}', wait_s=50)",
-                )
-        job = context.jobs.new(_BENCH_SERVE_JOB, dict(vars(cell)), ("load",))
+        active = unfinished_measurement(context)
+        if active is not None:
+            raise RigError(
+                "BUSY",
+                f"{active.id} is measuring ({progress_sentence(active)}), and two at once would "
+                "measure each other",
+                f"get_job(job_id='{active.id}', wait_s=50)",
+            )
+        arguments = {**vars(cell), "save_result": save_result}
+        job = context.jobs.new(OPINION_JOB, arguments, ("load",))
         context.journal.append("opinion asked", job=job.id)
         context.jobs.start_worker(job, context.server_file)
         return job
-
-    async def _measure(self, progress: JobProgress) -> dict[str, Any]:
-        """The job: one run of vLLM's tool, its result file kept under the job's name."""
-        context, runtime = self.context, cast(VllmCpu, self.context.runtime)
-        instance = await require_ready(context)
-        model = runtime.local_model(instance.model)
-        if model is None:
-            raise RigError("NOT_FOUND", f"the folder of {instance.model} is gone", "stop_model()")
-        folder = private_folder(context.paths.state / "opinions")
-        result = folder / f"{progress.record.id}.json"
-        cell = VllmBenchCell(**progress.record.arguments)
-        argv = vllm_bench_command(
-            runtime.environment().python,
-            await context.plane.endpoint(instance),
-            instance.served_name,
-            model.folder,
-            cell,
-            result,
-        )
-        progress.update(message=f"{cell.requests} requests, {cell.streams} at once")
-        done = await run_program(
-            argv,
-            timeout_s=_BENCH_SERVE_PATIENCE_S,
-            environment=vllm_bench_environment(runtime.api_key()),
-            folder=folder,
-        )
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-            raise RigError("INTERNAL", f"vllm bench serve ended with {done.returncode}: {why}")
-        return {**vllm_bench_figures(result), "file": str(result)}

@@ -22,97 +22,99 @@ so it lives in an environment of its own. As an MCP server it speaks stdio;
 """
 
 # Contents, by line:
-#   173 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   219 ground / names: Closed grammars for every identifier that a tool takes. What does not …
-#   281 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   386 ground / results: The base of every typed tool result: a sentence for people and the next …
-#   429 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
-#   575 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   711 ground / journal: An append-only record of what was intended and what became of it, one …
-#   773 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
-#   810 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#  1081 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
-#  1330 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#  1383 knowledge / geometry: The shape of a decoder, and how to read it from a checkpoint's …
-#  1693 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
-#  2031 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2123 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
-#  2382 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
-#  2756 knowledge / planner_engines: What the planner must be told of an engine: its shares, …
-#  2855 knowledge / engine_profiles: What each engine does with memory and time on each family of …
-#  3210 knowledge / planner_memory: What a model takes of a device under an engine: weights, …
-#  3437 knowledge / planner_fit: Does a model fit on a piece of hardware under an engine, and on …
-#  3766 knowledge / planner_changes: Which single change would make a plan fit that does not: less …
-#  3828 knowledge / planner_money: What a rate per hour means per token, and when renting beats an …
-#  3892 knowledge / planner_speed: How fast a model decodes on a chip: the roofline, and the same …
-#  4006 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
-#  4168 knowledge / planner: A deployment before it is paid for: fit, speed, money, and what would …
-#  4436 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  4865 knowledge / probe_report: What a probe report is: closed records of what a served model …
-#  5042 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
-#  5338 knowledge / report_compare: What differs between two reports, and which of their cells may …
-#  5503 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
-#  5738 boundaries / checkpoint: A model folder as it lies on disk: is it whole, is it safe to …
-#  5954 boundaries / completion_client: One plain text completion of a served model: a prompt as …
-#  6049 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  6122 boundaries / load_prompts: Prompts of a wanted number of tokens, made of plain words, …
-#  6227 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
-#  6280 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
-#  6414 boundaries / probe_client: One whole chat completion with whatever fields a probe wants, …
-#  6517 boundaries / report_store: Where reports lie and how they are read and written: plain …
-#  6749 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
-#  6830 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
-#  6917 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
-#  6952 planes / billing: What a place costs while it is there: the optional verb of planes that …
-#  6991 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  7059 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
-#  7404 runtimes / layer_weights: Projections that some layers of a checkpoint have and others …
-#  7449 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-#  7529 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
-#  7652 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
-#  7732 runtimes / served_key: The key that a served model asks for: made once for this …
-#  7768 runtimes / vllm_bench: `vllm bench serve` of vLLM's own environment: its command line for …
-#  7850 runtimes / vllm_install: vLLM's environment of its own for this computer's CPU: made once, …
-#  8190 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
-#  8254 runtimes / vllm_cpu: The vLLM runtime on this computer's CPU: `vllm serve` out of an …
-#  8573 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-#  8743 toolsets / plan_refusal: The refusal of what a plan says cannot be served: the whole sum, …
-#  8806 toolsets / probe_asking: How a probe asks: every request and answer is kept as evidence, …
-#  8944 toolsets / probe_context: A conversation that fills the configured limit to the token, and …
-#  9088 toolsets / probe_greedy: Six greedy prompts, each asked twice: whether the server repeats …
-#  9164 toolsets / probe_schema: Whether a JSON schema is enforced by a grammar, merely obeyed, or …
-#  9278 toolsets / probe_tool_calls: The five tool-calling scenarios as data, and how an answer to …
-#  9467 toolsets / probe_vision: Whether the model sees: two halves of random colours, drawn here, …
-#  9558 toolsets / probe_cases: Every probe by name: its group, its title, and the function that …
-#  9621 toolsets / report_text: A report as text for people and for models: one table, the …
-#  9729 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-# 10032 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-# 10166 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-# 10288 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-# 10360 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-# 10403 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-# 10598 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-# 10695 toolsets / startup: How a model server comes up: the phases of the serve job, their …
-# 10977 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-# 11195 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-# 11568 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-# 11697 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 11998 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
-# 12297 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-# 12455 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-# 12628 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-# 12692 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-# 12936 toolsets / probe_job: The probe job: case after case, a draft on disk after each, a report …
-# 13154 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-# 13281 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-# 13409 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-# 13676 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 13746 toolsets / vllm_tools: The tools that only a rig with vLLM has: install it, continue a …
-# 14008 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 14124 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 14299 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 14469 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 14651 rigs / local_vllm_cpu_2b: local-vllm-cpu-2b: Gemma 4 E2B through vLLM's CPU backend on …
+#   175 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   221 ground / names: Closed grammars for every identifier that a tool takes. What does not …
+#   283 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   388 ground / results: The base of every typed tool result: a sentence for people and the next …
+#   431 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
+#   577 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   713 ground / journal: An append-only record of what was intended and what became of it, one …
+#   775 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
+#   812 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#  1083 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
+#  1332 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#  1385 knowledge / geometry: The shape of a decoder, and how to read it from a checkpoint's …
+#  1695 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
+#  2033 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2125 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
+#  2384 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
+#  2758 knowledge / planner_engines: What the planner must be told of an engine: its shares, …
+#  2857 knowledge / engine_profiles: What each engine does with memory and time on each family of …
+#  3212 knowledge / planner_memory: What a model takes of a device under an engine: weights, …
+#  3439 knowledge / planner_fit: Does a model fit on a piece of hardware under an engine, and on …
+#  3768 knowledge / planner_changes: Which single change would make a plan fit that does not: less …
+#  3830 knowledge / planner_money: What a rate per hour means per token, and when renting beats an …
+#  3894 knowledge / planner_speed: How fast a model decodes on a chip: the roofline, and the same …
+#  4008 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
+#  4170 knowledge / planner: A deployment before it is paid for: fit, speed, money, and what would …
+#  4438 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  4867 knowledge / probe_report: What a probe report is: closed records of what a served model …
+#  5044 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
+#  5340 knowledge / report_compare: What differs between two reports, and which of their cells may …
+#  5505 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
+#  5740 boundaries / checkpoint: A model folder as it lies on disk: is it whole, is it safe to …
+#  5956 boundaries / completion_client: One plain text completion of a served model: a prompt as …
+#  6051 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  6124 boundaries / load_prompts: Prompts of a wanted number of tokens, made of plain words, …
+#  6229 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
+#  6282 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
+#  6416 boundaries / probe_client: One whole chat completion with whatever fields a probe wants, …
+#  6519 boundaries / report_store: Where reports lie and how they are read and written: plain …
+#  6751 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
+#  6832 boundaries / report_vllm: What a result file of `vllm bench serve` means in a report's …
+#  6997 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
+#  7084 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
+#  7121 planes / billing: What a place costs while it is there: the optional verb of planes that …
+#  7160 planes / plane: What a plane is to the toolsets: a place where a model server can be …
+#  7228 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
+#  7573 runtimes / layer_weights: Projections that some layers of a checkpoint have and others …
+#  7618 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+#  7698 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
+#  7821 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
+#  7901 runtimes / served_key: The key that a served model asks for: made once for this …
+#  7937 runtimes / vllm_bench: `vllm bench serve` of vLLM's own environment: its command line for …
+#  8019 runtimes / vllm_install: vLLM's environment of its own for this computer's CPU: made once, …
+#  8359 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
+#  8423 runtimes / vllm_cpu: The vLLM runtime on this computer's CPU: `vllm serve` out of an …
+#  8742 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+#  8912 toolsets / plan_refusal: The refusal of what a plan says cannot be served: the whole sum, …
+#  8975 toolsets / probe_asking: How a probe asks: every request and answer is kept as evidence, …
+#  9113 toolsets / probe_context: A conversation that fills the configured limit to the token, and …
+#  9257 toolsets / probe_greedy: Six greedy prompts, each asked twice: whether the server repeats …
+#  9333 toolsets / probe_schema: Whether a JSON schema is enforced by a grammar, merely obeyed, or …
+#  9447 toolsets / probe_tool_calls: The five tool-calling scenarios as data, and how an answer to …
+#  9636 toolsets / probe_vision: Whether the model sees: two halves of random colours, drawn here, …
+#  9727 toolsets / probe_cases: Every probe by name: its group, its title, and the function that …
+#  9790 toolsets / report_text: A report as text for people and for models: one table, the …
+#  9898 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+# 10201 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+# 10335 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+# 10457 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+# 10529 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+# 10572 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+# 10767 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+# 10864 toolsets / startup: How a model server comes up: the phases of the serve job, their …
+# 11146 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+# 11364 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+# 11737 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 11866 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 12167 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
+# 12466 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+# 12626 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+# 12799 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+# 12863 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+# 13107 toolsets / probe_job: The probe job: case after case, a draft on disk after each, a report …
+# 13325 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+# 13452 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+# 13580 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+# 13847 toolsets / vllm_opinion: The opinion job: one load by `vllm bench serve`, its figures, and …
+# 13988 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 14058 toolsets / vllm_tools: The tools that only a rig with vLLM has: install it, continue a …
+# 14295 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 14411 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 14586 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 14756 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 14938 rigs / local_vllm_cpu_2b: local-vllm-cpu-2b: Gemma 4 E2B through vLLM's CPU backend on …
 
 from __future__ import annotations
 
@@ -6827,6 +6829,171 @@ def probe_as_json(report: ProbeReport) -> str:
     return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
 
+# ── boundaries / report_vllm ──────────────────────────────────────────────────────────────────────
+# What a result file of `vllm bench serve` means in a report's words; and how its texts stay out.
+#
+# Knows no command line and no rig. Importers of other tools' files build their cells here as well.
+
+# Texts of the prompts and of the answers: no figure needs them, and they may be anybody's.
+_TEXTS_LEFT_OUT = frozenset({"generated_texts", "requests", "prompts"})
+
+
+@dataclass(frozen=True)
+class ImportFacts:
+    """What the tools' files do not say and the importer must: what was measured, where, by whom.
+
+    origin: the public source of the file. concurrency, input_tokens, output_tokens: targets, for
+    files that lack them. token_source: '' takes what the file says, else 'unknown'.
+    """
+
+    model: str
+    encoding: str
+    hardware: str
+    engine: str
+    origin: str
+    date: str = ""
+    engine_version: str = ""
+    concurrency: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    token_source: str = ""
+
+
+@dataclass(frozen=True)
+class ReadResult:
+    """What an adapter found in one file: cells, and what is the same for all of them."""
+
+    tool: str
+    tool_version: str
+    date: str
+    api: str
+    prompts: str
+    token_source: str
+    cells: list[BenchCell]
+    note: str
+
+
+def read_vllm(data: dict[str, Any], facts: ImportFacts) -> ReadResult:
+    """One file of `vllm bench serve --save-result` is one cell.
+
+    A finite request_rate is an open loop; else max_concurrency is the closed loop's, and without
+    one every prompt was in flight at once. Goodput's limits are not in the file. Raises ValueError
+    that says what is missing.
+    """
+    done = int(imported_number(data, "completed"))
+    failed = data.get("failed", int(imported_number(data, "num_prompts")) - done)
+    rate = data.get("request_rate", "inf")
+    open_loop = isinstance(rate, int | float)
+    load: Any = facts.concurrency or data.get("max_concurrency") or data.get("num_prompts")
+    prompt, output = (
+        imported_number(data, key) / done if done else None
+        for key in ("total_input_tokens", "total_output_tokens")
+    )
+    metrics = {
+        "duration_s": imported_number(data, "duration"),
+        "requests_sent": done + failed,
+        "requests_completed": done,
+        "errors": {"failed": failed} if failed else {},
+        "request_rps": data.get("request_throughput"),
+        "output_tps": data.get("output_throughput"),
+        "total_tps": data.get("total_token_throughput"),
+        "goodput_rps": data.get("request_goodput"),
+        "prompt_tokens": imported_sample(done, prompt, None, None, None),
+        "completion_tokens": imported_sample(done, output, None, None, None),
+        "ttft_ms": _vllm_times(data, "ttft", done),
+        "tpot_ms": _vllm_times(data, "tpot", done),
+        "icl_ms": _vllm_times(data, "itl", done),
+        "e2e_ms": _vllm_times(data, "e2el", done),
+    }
+    cell = imported_cell(
+        facts,
+        None if open_loop else int(load),
+        float(rate) if open_loop else None,
+        prompt,
+        output,
+        metrics,
+        "no request completed" if not done else "",
+    )
+    day = str(data.get("date", ""))
+    backend = str(data.get("backend") or data.get("endpoint_type") or "")
+    return ReadResult(
+        tool="vllm bench serve",
+        tool_version="",
+        date=f"{day[:4]}-{day[4:6]}-{day[6:8]}" if len(day) >= 8 else "",
+        api="chat" if "chat" in backend else "completions",
+        prompts="unknown",
+        token_source="unknown",
+        cells=[cell],
+        note="its TTFT ends at the first chunk that has choices, even an empty one; ITL is our icl",
+    )
+
+
+def imported_cell(
+    facts: ImportFacts,
+    concurrency: int | None,
+    rate: float | None,
+    prompt: float | None,
+    output: float | None,
+    metrics: dict[str, Any],
+    broken: str,
+) -> BenchCell:
+    """A cell with targets from the facts, else from what went out on average (tokens).
+
+    broken: why the cell failed, or ''. Raises ValueError for an unknown prompt length and for
+    figures that no cell may have.
+    """
+    target = facts.input_tokens or (round(prompt) if prompt else None)
+    if not target:
+        raise ValueError("the prompts' length is unknown: give --input-tokens")
+    length = facts.output_tokens or (round(output) if output else None)
+    try:
+        return BenchCell.model_validate(
+            {
+                "id": cell_id_of(concurrency, target, length, rate_rps=rate),
+                "mode": "closed" if rate is None else "open",
+                "concurrency": concurrency,
+                "rate_rps": rate,
+                "input_tokens": target,
+                "output_tokens": length,
+                "status": "failed" if broken else "ok",
+                "reason": broken,
+                "metrics": None if broken else metrics,
+            }
+        )
+    except ValidationError as error:
+        raise ValueError("; ".join(schema_faults(error))) from None
+
+
+def imported_sample(n: int, mean: Any, median: Any, p90: Any, p99: Any) -> Distribution | None:
+    """Five figures as a distribution; None where the tool wrote zeros for 'nothing'."""
+    if not n or (not mean and not median):
+        return None
+    if n < P99_LEAST_SAMPLES:
+        p99 = None
+    return Distribution(n=n, mean=mean, median=median, p90=p90, p99=p99)
+
+
+def imported_number(data: dict[str, Any], key: str) -> float:
+    """The number that a file must have under `key`; ValueError where it has none."""
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key} is missing or no number: not this tool's file")
+    return float(value)
+
+
+def without_texts(value: Any) -> Any:
+    """A result file's content without what was asked and answered, at any depth."""
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if key not in _TEXTS_LEFT_OUT}
+        return {key: without_texts(item) for key, item in kept.items()}
+    return [without_texts(item) for item in value] if isinstance(value, list) else value
+
+
+def _vllm_times(data: dict[str, Any], name: str, n: int) -> Distribution | None:
+    keys = (f"mean_{name}_ms", f"median_{name}_ms", f"p90_{name}_ms", f"p99_{name}_ms")
+    return imported_sample(n, *(data.get(key) for key in keys))
+
+
 # ── boundaries / run_glance ───────────────────────────────────────────────────────────────────────
 # The newest benchmark or probe of a folder in one line, without the schema of a whole report.
 #
@@ -6937,7 +7104,9 @@ async def triaged_log(program: Path, data: bytes | str) -> LogAnswer:
         gap = f"\n[… {len(raw) - LOG_BYTES} bytes left out …]\n".encode()
         raw = raw[: LOG_BYTES // 4] + gap + raw[LOG_BYTES // 4 - LOG_BYTES :]
     done = await run_program(
-        [sys.executable, str(program), "--json", "-"],
+        # As a module, because Python keeps no bytecode of scripts.
+        [sys.executable, "-m", program.stem, "--json", "-"],
+        folder=program.parent,
         timeout_s=_TRIAGE_PATIENCE_S,
         given=raw,
         output_limit=_ANSWER_BYTES,
@@ -12302,6 +12471,7 @@ async def require_ready(context: RigContext) -> Instance:
 
 BENCHMARK_JOB = "benchmark"
 PROBE_JOB = "probe"
+OPINION_JOB = "opinion"
 _FRAME_FILE = "frame.json"
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
 _KEY_VARIABLE = "RIG_MODEL_KEY"  # a key travels in the environment: it stands in no file
@@ -12448,8 +12618,9 @@ class BenchmarkJob:
 
 
 def unfinished_measurement(context: RigContext) -> JobRecord | None:
-    """The benchmark or probe that runs or waits now; two at once would measure each other."""
-    return context.jobs.active(BENCHMARK_JOB) or context.jobs.active(PROBE_JOB)
+    """What measures the served model now, or waits to; two at once would measure each other."""
+    kinds = (BENCHMARK_JOB, PROBE_JOB, OPINION_JOB)
+    return next(filter(None, map(context.jobs.active, kinds)), None)
 
 
 # ── toolsets / benchmark ──────────────────────────────────────────────────────────────────────────
@@ -13673,6 +13844,147 @@ def matched_outcome(answer: LogAnswer, read: str) -> DiagnosisOutcome:
     )
 
 
+# ── toolsets / vllm_opinion ───────────────────────────────────────────────────────────────────────
+# The opinion job: one load by `vllm bench serve`, its figures, and a report beside our own.
+#
+# The report is of kind "imported": another tool measured, by definitions of its own. Knows no
+# argument of a tool and starts no job.
+
+_BENCH_SERVE_PATIENCE_S = 7200.0
+
+
+class VllmOpinionJob:
+    """The opinion job of one rig."""
+
+    def __init__(self, context: RigContext) -> None:
+        self._context = context
+
+    async def run(self, progress: JobProgress) -> dict[str, Any]:
+        """Run vLLM's tool once. Its result file is kept under the job's name; what it says becomes
+        a report, unless that was not wanted.
+
+        Raises RigError NOT_FOUND, INTERNAL (the tool failed) or PARTIAL (no figures, or no report
+        of them; the figures are in the job's result then).
+        """
+        context, arguments = self._context, dict(progress.record.arguments)
+        save = bool(arguments.pop("save_result"))
+        cell = VllmBenchCell(**arguments)
+        instance = await require_ready(context)
+        frame = await self._frame(instance, cell)
+        result = private_folder(context.paths.state / "opinions") / f"{progress.record.id}.json"
+        progress.update(message=f"{cell.requests} requests, {cell.streams} at once")
+        seconds = await self._run_program(instance, cell, result)
+        found = {**vllm_bench_figures(result), "file": str(result), "report": ""}
+        progress.update(result=found)
+        if not save:
+            return found
+        data = without_texts(read_json(result) or {})
+        write_json(result, data)
+        try:
+            report = opinion_report(frame, data, cell, seconds)
+        except ValueError as error:
+            why = f"no report can be made of vLLM's result: {str(error)[:500]}"
+            raise RigError("PARTIAL", why, f"read {result}") from None
+        found["report"] = save_report(context, report, result).name
+        progress.update(message=f"saved as {found['report']}")
+        return found
+
+    async def _run_program(self, instance: Instance, cell: VllmBenchCell, result: Path) -> float:
+        """Measure `cell`, written to `result`; returns the seconds that it took."""
+        context, runtime = self._context, cast(VllmCpu, self._context.runtime)
+        environment = runtime.environment()
+        # The report names its version: only what is whole and of that version may measure.
+        refuse_missing(await environment.needs())
+        model = runtime.local_model(instance.model)
+        if model is None:
+            raise RigError("NOT_FOUND", f"the folder of {instance.model} is gone", "stop_model()")
+        argv = vllm_bench_command(
+            environment.python,
+            await context.plane.endpoint(instance),
+            instance.served_name,
+            model.folder,
+            cell,
+            result,
+        )
+        begun = time.monotonic()
+        done = await run_program(
+            argv,
+            timeout_s=_BENCH_SERVE_PATIENCE_S,
+            environment=vllm_bench_environment(runtime.api_key()),
+            folder=result.parent,
+        )
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+            raise RigError("INTERNAL", f"vllm bench serve ended with {done.returncode}: {why}")
+        return time.monotonic() - begun
+
+    async def _frame(self, instance: Instance, cell: VllmBenchCell) -> dict[str, Any]:
+        """What a benchmark of our own would say of this server now."""
+        load = LoadCellPlan(
+            concurrency=cell.streams,
+            input_tokens=cell.input_tokens,
+            output_tokens=cell.output_tokens,
+            requests=cell.requests,
+            seconds=_BENCH_SERVE_PATIENCE_S,
+        )
+        address = await self._context.plane.endpoint(instance)
+        plan = LoadPlan(base_url=address, model=instance.served_name, cells=[load])
+        return await benchmark_frame(self._context, instance, plan)
+
+
+def opinion_report(
+    frame: dict[str, Any], data: dict[str, Any], cell: VllmBenchCell, seconds: float
+) -> BenchReport:
+    """The report of one result file. frame: as `benchmark_frame` gave it. seconds: of the program.
+
+    Subject, hardware and engine are the frame's, so that a comparison can name what differs: the
+    workload, its prompts and the API do, always. Raises ValueError for a file that is no result.
+    """
+    origin = f"vllm bench serve of this rig's own environment, {VLLM_VERSION}"
+    facts = ImportFacts(
+        model=frame["subject"]["model"],
+        encoding=frame["subject"]["encoding"],
+        hardware=frame["hardware"]["slot"],
+        engine=frame["engine"]["name"],
+        origin=origin,
+        concurrency=cell.streams,
+        input_tokens=cell.input_tokens,
+        output_tokens=cell.output_tokens,
+    )
+    found = read_vllm(data, facts)
+    run = {**frame["run"], "kind": "imported", "origin": origin, "duration_s": round(seconds, 1)}
+    workload = {
+        "name": "random-tokens",
+        "tool": found.tool,
+        "tool_version": VLLM_VERSION,
+        "api": found.api,
+        "prompts": found.prompts,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "seed": cell.seed,
+        "warmups_per_shape": cell.streams,
+        "vantage": frame["workload"]["vantage"],
+    }
+    notes = [
+        found.note,
+        # These two were read in the source of release 0.32.0, 2026-11-30.
+        "every warm-up sends the first prompt, so that a prefix cache may answer one request",
+        "rates are over the whole run, also while streams begin and end",
+    ]
+    return BenchReport.model_validate(
+        {
+            **frame,
+            "run": run,
+            "workload": workload,
+            # It asks for the server's usage and counts by that (its source, the same day).
+            "token_source": "usage",
+            "planned_cells": 1,
+            "cells": [one.model_dump() for one in found.cells],
+            "notes": notes,
+        }
+    )
+
+
 # ── toolsets / work ───────────────────────────────────────────────────────────────────────────────
 # The jobs toolset: follow and cancel long work that any server of the rig has started.
 
@@ -13749,8 +14061,6 @@ def job_outcome(job: JobRecord) -> JobOutcome:
 # What they share with other engines (serve, wait, stop, ask, measure) stands in other toolsets.
 
 _INSTALL_JOB = "install"
-_BENCH_SERVE_JOB = "opinion"
-_BENCH_SERVE_PATIENCE_S = 7200.0
 _COMPLETION_PROMPT_LIMIT = 100_000  # characters
 # Where each phase of an install begins and ends, in percent of the whole: shares of the seconds
 # that one took on 2026-11-30.
@@ -13925,8 +14235,12 @@ class VllmBenchToolset(Toolset):
 
     toolset_name = "opinion"
 
+    def __init__(self, context: RigContext) -> None:
+        super().__init__(context)
+        self._job = VllmOpinionJob(context)
+
     def job_runners(self) -> dict[str, JobRunner]:
-        return {_BENCH_SERVE_JOB: self._measure}
+        return {OPINION_JOB: self._job.run}
 
     @rig_tool(title="Benchmark with vLLM's own tool", effect="changes")
     async def run_bench_serve(
@@ -13940,20 +14254,22 @@ class VllmBenchToolset(Toolset):
         output_tokens: Annotated[
             int, Field(ge=1, le=8192, description="Tokens to generate for each request.")
         ] = 32,
+        save_result: Annotated[
+            bool, Field(description="Keep a report, which list_reports then shows.")
+        ] = True,
         wait_s: WaitSeconds = 0,
     ) -> JobOutcome:
         """Measure one load on the served model with `vllm bench serve` out of vLLM's environment: a
-        second opinion on run_{bench}benchmark, which measures whole grids and keeps reports. A job;
-        its result has the figures and the name of vLLM's own result file. {cost}; the {server} is
-        busy meanwhile."""
-        cell = VllmBenchCell(
-            streams, requests, input_tokens, output_tokens, secrets.randbelow(2**31)
-        )
+        second opinion on run_{bench}benchmark, which measures whole grids. A job; its result has
+        the figures, the name of vLLM's own result file, and that of the report: of kind imported,
+        because its definitions are not ours. {cost}; the {server} is busy meanwhile."""
+        seed = secrets.randbelow(2**31)
+        cell = VllmBenchCell(streams, requests, input_tokens, output_tokens, seed)
         async with held_lock(self.context.paths.state, "benchmark"):
-            job = await self._ask_opinion(cell)
+            job = await self._ask_opinion(cell, save_result)
         return job_outcome(await follow_job(self.context, job.id, wait_s, ctx))
 
-    async def _ask_opinion(self, cell: VllmBenchCell) -> JobRecord:
+    async def _ask_opinion(self, cell: VllmBenchCell, save_result: bool) -> JobRecord:
         context = self.context
         limit = int(getattr(context.settings, "max_model_len", 0))
         if limit and cell.input_tokens + cell.output_tokens > limit:
@@ -13961,48 +14277,19 @@ class VllmBenchToolset(Toolset):
                 "input_tokens", f"with output_tokens this is beyond MAX_MODEL_LEN ({limit})"
             )
         await require_ready(context)
-        for kind in (_BENCH_SERVE_JOB, "benchmark"):
-            active = context.jobs.active(kind)
-            if active is not None:
-                raise RigError(
-                    "BUSY",
-                    f"{active.id} is measuring, and two at once would measure each other",
-                    f"get_job(job_id='{active.id}', wait_s=50)",
-                )
-        job = context.jobs.new(_BENCH_SERVE_JOB, dict(vars(cell)), ("load",))
+        active = unfinished_measurement(context)
+        if active is not None:
+            raise RigError(
+                "BUSY",
+                f"{active.id} is measuring ({progress_sentence(active)}), and two at once would "
+                "measure each other",
+                f"get_job(job_id='{active.id}', wait_s=50)",
+            )
+        arguments = {**vars(cell), "save_result": save_result}
+        job = context.jobs.new(OPINION_JOB, arguments, ("load",))
         context.journal.append("opinion asked", job=job.id)
         context.jobs.start_worker(job, context.server_file)
         return job
-
-    async def _measure(self, progress: JobProgress) -> dict[str, Any]:
-        """The job: one run of vLLM's tool, its result file kept under the job's name."""
-        context, runtime = self.context, cast(VllmCpu, self.context.runtime)
-        instance = await require_ready(context)
-        model = runtime.local_model(instance.model)
-        if model is None:
-            raise RigError("NOT_FOUND", f"the folder of {instance.model} is gone", "stop_model()")
-        folder = private_folder(context.paths.state / "opinions")
-        result = folder / f"{progress.record.id}.json"
-        cell = VllmBenchCell(**progress.record.arguments)
-        argv = vllm_bench_command(
-            runtime.environment().python,
-            await context.plane.endpoint(instance),
-            instance.served_name,
-            model.folder,
-            cell,
-            result,
-        )
-        progress.update(message=f"{cell.requests} requests, {cell.streams} at once")
-        done = await run_program(
-            argv,
-            timeout_s=_BENCH_SERVE_PATIENCE_S,
-            environment=vllm_bench_environment(runtime.api_key()),
-            folder=folder,
-        )
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-            raise RigError("INTERNAL", f"vllm bench serve ended with {done.returncode}: {why}")
-        return {**vllm_bench_figures(result), "file": str(result)}
 
 
 # ── assembly / guarded_tool ───────────────────────────────────────────────────────────────────────
