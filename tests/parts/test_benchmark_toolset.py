@@ -145,9 +145,9 @@ class WholeRunTest(BenchmarkCase):
                 heard.append((progress, message))  # noqa: B023
 
             async with self.client(**options) as client:
-                result = await client.call_tool(
-                    "run_benchmark", {**SMALL, "wait_s": 50}, progress_callback=hear
-                )
+                # Long enough to be followed, too few for the rule.
+                arguments = {**SMALL, "requests_per_cell": 40, "wait_s": 50}
+                result = await client.call_tool("run_benchmark", arguments, progress_callback=hear)
                 begun = result.structured_content or {}
                 self.assertFalse(result.is_error, begun)
                 job = await self.finished(client, begun["job_id"])
@@ -163,7 +163,7 @@ class WholeRunTest(BenchmarkCase):
         self.assertEqual([c.id for c in report.cells], ["c1-i64-o8", "c2-i64-o8"])
         for cell in report.cells:
             assert cell.metrics and cell.client, cell.reason
-            self.assertEqual(cell.metrics.requests_completed, 6)
+            self.assertEqual(cell.metrics.requests_completed, 40)
             self.assertTrue(cell.short_sample)
         self.assertEqual((report.token_source, report.run.kind), ("usage", "measured"))
         self.assertEqual((report.workload.prompts, report.workload.ignore_eos), ("distinct", True))
