@@ -138,7 +138,8 @@ class CatalogueTest(ImaginaryCase):
             for name, schema in tool.input_schema["properties"].items():
                 with self.subTest(tool=tool.name, parameter=name):
                     self.assertTrue(schema["description"])
-                    self.assertTrue("maxLength" in schema or "maximum" in schema)
+                    bounded = "maxLength" in schema or "maximum" in schema
+                    self.assertTrue(bounded or schema["type"] == "boolean")
 
     async def test_the_list_is_one_on_every_way(self) -> None:
         lists = [[words_of(tool) for tool in await self.tools(mode)] for mode in MODES]

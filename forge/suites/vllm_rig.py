@@ -181,7 +181,7 @@ class VllmToolSuite(RigCase):
             self.assertEqual(outcome["state"], "installed")
             self.assertEqual(outcome["folder"], str(self.engine.environment))
         self.assertEqual(sorted(self.engine.environment.rglob("*")), before)
-        self.assertEqual(self.processes(), [])
+        await self.until(lambda: not self.processes(), "an earlier test's worker is still there")
 
     async def test_a_folder_of_somebody_elses_is_not_touched(self) -> None:
         mine = self.place / "mine"
