@@ -42,7 +42,7 @@ STATIC = {
 }
 NEWEST_MINOR, OLDEST_MINOR = 14, 11
 AT_A_TIME = 2
-PATIENCE_S = 1200
+PATIENCE_S = 2400
 REAL_PATIENCE_S = 2400  # a first run builds llama.cpp, or installs 3.5 GB of vLLM
 REAL = "tests.real."
 FIRST_RIG = "local-pytorch-cpu-2b"

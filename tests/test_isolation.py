@@ -23,6 +23,7 @@ from mcp import Client, StdioServerParameters
 
 from forge.naming import skill_name, slug
 from tests.forge_copy import (
+    FIRST_RIG,
     RIGS,
     ROOT,
     ForgeCopyCase,
@@ -147,6 +148,8 @@ class CloneWithoutForgeTests(ForgeCopyCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
+        shutil.rmtree(cls.root)  # it has one rig only
+        shutil.copytree(built_repository()[0], cls.root)
         shutil.rmtree(cls.root / "forge")  # the copy is made without tests/
         (cls.root / "Makefile").unlink(missing_ok=True)
 
@@ -199,8 +202,8 @@ class CloneWithoutForgeTests(ForgeCopyCase):
             self.assertEqual(text, (skills / name / "SKILL.md").read_bytes())
 
     def test_its_own_tests_pass(self) -> None:
-        for rig in RIGS:
-            self.assertRegex(self.make(rig, "test"), r"(?m)^Ran \d\d+ tests in")
+        # Every rig passes them alone, above; what is tried here is its make target.
+        self.assertRegex(self.make(FIRST_RIG, "test"), r"(?m)^Ran \d\d+ tests in")
 
 
 class ImportTests(unittest.TestCase):
