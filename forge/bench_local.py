@@ -207,7 +207,7 @@ def weights_bytes(cache: Path, encoding: str) -> int:
     SmolLM2's output head is its embedding table, so that is read whole as well.
     """
     models = cache / "gemma4-rigs" / "models"
-    pattern = "*.gguf" if encoding.startswith("q") else "*/*.safetensors"
+    pattern = "*.gguf" if encoding.lower().startswith("q") else "*/*.safetensors"
     return max((path.stat().st_size for path in models.glob(pattern)), default=0)
 
 

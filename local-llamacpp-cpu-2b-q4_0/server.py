@@ -8850,7 +8850,7 @@ class LlamaServer:
             memory_needed={what: size for what, size in needed.items() if size},
             beside=_beside(file, table),
             geometry=_geometry_or_none(file),
-            encoding=file.encoding,
+            encoding=file.encoding.lower(),
             context=self._settings.context_per_slot,
         )
 
