@@ -12,9 +12,13 @@ import json
 import os
 import sys
 import time
+import traceback
 import unittest
 from pathlib import Path
 from typing import Any
+
+_REASON_LIMIT = 600  # characters
+_UNITTEST = f"{os.sep}unittest{os.sep}"
 
 
 class Recorder(unittest.TextTestResult):
@@ -48,11 +52,11 @@ class Recorder(unittest.TextTestResult):
 
     def addFailure(self, test: unittest.TestCase, err: Any) -> None:
         super().addFailure(test, err)
-        self._record(test, "failed")
+        self._record(test, "failed", _last_line(err))
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:
         super().addError(test, err)
-        self._record(test, "failed")
+        self._record(test, "failed", _last_line(err))
 
     def addSkip(self, test: unittest.TestCase, reason: str) -> None:
         super().addSkip(test, reason)
@@ -69,7 +73,15 @@ class Recorder(unittest.TextTestResult):
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
         super().addSubTest(test, subtest, err)
         if err is not None:
-            self._record(test, "failed")
+            self._record(test, "failed", _last_line(err))
+
+
+def _last_line(err: Any) -> str:
+    """What an exception says, in one line, and where it was raised: the report ends with it."""
+    kind, error, _ = err
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _UNITTEST not in f.filename]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    return " ".join(f"{place}{kind.__name__}: {error}".split())[:_REASON_LIMIT]
 
 
 def main(module: str, results: Path) -> int:

@@ -45,6 +45,8 @@ AT_A_TIME = 2
 PATIENCE_S = 2400
 REAL_PATIENCE_S = 2400  # a first run builds llama.cpp, or installs 3.5 GB of vLLM
 REAL = "tests.real."
+# These take far longer than any other, so they begin first and nothing waits for them at the end.
+SLOW = ("tests.test_isolation",)
 FIRST_RIG = "local-pytorch-cpu-2b"
 INSTALL_AND_TELL = (
     "import sys; from pathlib import Path; from forge.launch import install; "
@@ -317,18 +319,20 @@ def start(
     unknown = [word for word in words if word not in (*STATIC, *suites, *modules)]
     if unknown:
         raise SystemExit(f"there is no {', '.join(unknown)} to run")
-    jobs = [pool.submit(runner.static_check, name) for name in STATIC if not words or name in words]
+    chosen = [name for name in (*STATIC, *SLOW, *suites, *modules) if not words or name in words]
+    jobs = []
     runner.offer_pythons(rigs()[0])
-    for name, rig in suites.items():
-        if not words or name in words:
+    for name in dict.fromkeys(chosen):
+        if name in STATIC:
+            jobs.append(pool.submit(runner.static_check, name))
+        elif name in suites:
             # What may differ between Pythons is the same in every rig: one of them tries them all.
             this = [sys.version_info[1]]
-            minors = list(runner.pythons) if name == FIRST_RIG else this
-            jobs += [pool.submit(runner.rig_suite, rig, minor) for minor in minors]
-    for name in modules:
-        if not words or name in words:
-            this = [sys.executable]
-            jobs.append(pool.submit(runner.module, name, this, name, ROOT, runner.packages))
+            for minor in list(runner.pythons) if name == FIRST_RIG else this:
+                jobs.append(pool.submit(runner.rig_suite, suites[name], minor))
+        else:
+            python = [sys.executable]
+            jobs.append(pool.submit(runner.module, name, python, name, ROOT, runner.packages))
     return jobs
 
 

@@ -12,6 +12,7 @@ import sys
 import unittest
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from forge.suites.rig_case import rig_processes
 from tests.fresh_rig import RIG, FreshRigCase
@@ -79,7 +80,10 @@ class ModelTargetTest(MakeCase):
         self.assertIn(address, self.made("endpoint"))
         small = "concurrency=[1] context_tokens=[64] output_tokens=4 requests_per_cell=3"
         out = self.made("benchmark", f"BENCH={small} seconds_per_cell=5")
-        self.assertRegex(out, r"1 usable of 1 planned")
+        # Usable or not is said of the client, which a busy machine may have held up.
+        self.assertRegex(out, r"[01] usable of 1 planned")
+        (cell,) = self.newest_report()["cells"]
+        self.assertEqual((cell["status"], cell["metrics"]["requests_completed"]), ("ok", 3))
         self.assertIn("INVALID concurrency", self.failed("benchmark", "BENCH=concurrency=[0]"))
 
         for prompt in PROMPTS:
@@ -104,6 +108,12 @@ class ModelTargetTest(MakeCase):
         self.assertIn("was ended", out)
         self.assertEqual(rig_processes(self.state), [])
         self.assertIn("nothing was running", self.made("destroy", "YES=1").lower())
+
+    def newest_report(self) -> dict[str, Any]:
+        """The report that was saved last."""
+        found = sorted(self.place.rglob("reports/*.json"), key=lambda path: path.stat().st_mtime)
+        report: dict[str, Any] = json.loads(found[-1].read_text())
+        return report
 
     def last_prompt(self) -> str:
         """What has arrived at the engine."""
