@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
+import psutil
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -225,6 +226,56 @@ class TestSources(DiagnosisCase):
         self.assertTrue(text.startswith("INVALID text: "), text)
         text = await self.refused("analyze_logs", text="x" * 1_000_001)
         self.assertTrue(text.startswith("INVALID text: "), text)
+
+
+class TestKilledServer(DiagnosisCase):
+    """A killed process writes nothing: the plane's word on its end stands for the missing line."""
+
+    def killed(self, log: str) -> FakeModel:
+        """A recorded server that was killed and had written `log`."""
+        model = self.model()
+        record = self.paths.state / "server.json"
+        instance = json.loads(record.read_text())
+        (self.paths.logs / "serve.log").write_text(log)
+        record.write_text(json.dumps(instance | {"log": str(self.paths.logs / "serve.log")}))
+        process = psutil.Process(model.pid)
+        model.stop()
+        process.wait(30)
+        return model
+
+    async def test_a_log_that_ends_in_the_middle(self) -> None:
+        model = self.killed("loaded\nserving\n")
+        found = await self.called("analyze_logs")
+        self.assertEqual((found["found"], found["kind"]), (True, "ended_silently"), found)
+        self.assertIn(f"(pid {model.pid}) has ended", found["line"])
+        self.assertEqual(found["line_number"], 3)
+        self.assertIn("OOM killer", found["cause"])
+        self.assertIn("what became of the process", found["read"])
+        remedy = await self.called("suggest_sre_remediation")
+        self.assertEqual(remedy["kind"], "ended_silently")
+        self.assertTrue(remedy["steps"])
+
+    async def test_a_log_that_gives_the_reason_is_believed(self) -> None:
+        self.killed("loaded\nRuntimeError: HIP out of memory. Tried to allocate 2 GiB\nbye\n")
+        found = await self.called("analyze_logs")
+        self.assertTrue(found["found"], found)
+        self.assertNotEqual(found["kind"], "ended_silently", found)
+        self.assertEqual(found["line_number"], 2)
+
+    async def test_error_lines_that_nobody_knows_stay_in_sight(self) -> None:
+        self.killed(ODD)
+        found = await self.called("analyze_logs")
+        self.assertEqual(found["kind"], "ended_silently", found)
+        self.assertTrue(found["unexplained"], found)
+
+    async def test_other_logs_and_a_living_server_are_left_as_they_are(self) -> None:
+        model = self.model()
+        self.assertFalse((await self.called("analyze_logs", text="all well\n"))["found"])
+        (self.paths.logs / "serve.log").write_text("serving\n")
+        self.assertFalse((await self.called("analyze_logs"))["found"])
+        model.stop()
+        self.assertFalse((await self.called("analyze_logs", text="all well\n"))["found"])
+        self.assertFalse((await self.called("analyze_logs", file="logs/serve.log"))["found"])
 
 
 class TestHostileLogs(DiagnosisCase):

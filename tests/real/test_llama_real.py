@@ -382,6 +382,10 @@ class TinyGemmaTests(RealLlamaCase):
         self.assertEqual((status["state"], status["pid"]), ("stopped", None))
         self.assertIn("ended by itself", " ".join(status["notes"]))
         await self.refusal(client, "get_slots", "NOT_FOUND")
+        # It wrote nothing: the log ends in the middle of its work.
+        found = await self.answer(client, "analyze_logs")
+        self.assertEqual((found["kind"], found["stage"]), ("ended_silently", "memory"), found)
+        self.assertIn("SIGKILL", found["cause"])
 
 
 class ProgramTests(RealLlamaCase):

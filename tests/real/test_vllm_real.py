@@ -37,6 +37,7 @@ from forge.parts.runtimes.vllm_log import resolved_engine_values
 from forge.parts.toolsets.probe_tool_calls import TOOL_SCENARIOS
 from forge.rigs.local_vllm_cpu_2b import RIG
 from forge.suites.witness import free_port, rig_processes
+from tests.real.taught_gemma4 import lessons
 from tests.rig_programs import write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +218,40 @@ class RealVllmCase(unittest.IsolatedAsyncioTestCase):
         except ValueError:
             return text
 
+    async def finished(self, client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+        """A job from the tool that starts it to its end, which must be a good one."""
+        begun = await self.answer(client, tool, **arguments)
+        for _ in range(WAITS_AT_MOST):
+            job = await self.answer(client, "get_job", job_id=begun["job_id"], wait_s=50)
+            if job["state"] not in ("queued", "running"):
+                break
+        self.assertEqual(job["state"], "done", job)
+        return job
+
+    def python(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        return done.stdout
+
+    def same_tokens(self, model: str, prompt: str, length: int, ids: list[int]) -> None:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": NEW_TOKENS,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        answer = self.ask("/v1/chat/completions", body, key=self.key())
+        self.assertEqual(answer["usage"]["prompt_tokens"], length, prompt)
+        self.assertEqual(answer["choices"][0]["token_ids"], ids, prompt)
+
 
 class EmbeddedModelTests(RealVllmCase):
     """The small model of the demo: it knows Paris, and vLLM counts what it says."""
@@ -293,19 +328,9 @@ class EmbeddedModelTests(RealVllmCase):
         self.assertEqual(len(values["cores"].split(",")), len(os.sched_getaffinity(0)))
         self.assertIn("vLLM", (await self.answer(client, "get_model_details"))["engine"])
 
-    async def _finished(self, client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
-        """A job from the tool that starts it to its end, which must be a good one."""
-        begun = await self.answer(client, tool, **arguments)
-        for _ in range(WAITS_AT_MOST):
-            job = await self.answer(client, "get_job", job_id=begun["job_id"], wait_s=50)
-            if job["state"] not in ("queued", "running"):
-                break
-        self.assertEqual(job["state"], "done", job)
-        return job
-
     async def _its_own_bench(self, client: Client) -> None:
         load = {"streams": 2, "requests": 6, "input_tokens": 32, "output_tokens": 8}
-        result = (await self._finished(client, "run_bench_serve", **load))["result"]
+        result = (await self.finished(client, "run_bench_serve", **load))["result"]
         self.assertEqual((result["completed"], result["failed"]), (6, 0))
         for name in ("output_tokens_per_s", "median_ttft_ms", "median_tpot_ms"):
             self.assertGreater(result[name], 0, name)
@@ -357,7 +382,7 @@ class EmbeddedModelTests(RealVllmCase):
         """Output tokens/s, median ttft and tpot in ms of one run of our generator."""
         load: dict[str, Any] = {"concurrency": [2], "context_tokens": [64], "output_tokens": 16}
         load |= {"requests_per_cell": 8, "save_result": False}
-        job = await self._finished(client, "run_vllm_benchmark", **load)
+        job = await self.finished(client, "run_vllm_benchmark", **load)
         (line,) = job["result"]["cells"]
         read = re.match(
             r"c2-i64-o16: (\S+) output tokens/s, median ttft (\S+) ms, tpot (\S+) ms, 8/8 done",
@@ -372,7 +397,7 @@ class EmbeddedModelTests(RealVllmCase):
         """The same of one run of vLLM's own tool, with the same shape."""
         load: dict[str, Any] = {"streams": 2, "input_tokens": 64, "output_tokens": 16}
         load |= {"requests": 8, "save_result": False}
-        result = (await self._finished(client, "run_bench_serve", **load))["result"]
+        result = (await self.finished(client, "run_bench_serve", **load))["result"]
         self.assertEqual((result["completed"], result["failed"], result["report"]), (8, 0, ""))
         names = ("output_tokens_per_s", "median_ttft_ms", "median_tpot_ms")
         rate, ttft, tpot = (float(result[name]) for name in names)
@@ -384,7 +409,7 @@ class EmbeddedModelTests(RealVllmCase):
         That its template has no switch for thinking is no refusal by vLLM, which takes the switch
         all the same: the probe must not call this a pass.
         """
-        job = await self._finished(client, "probe_capabilities", cases=["tools", "schema"])
+        job = await self.finished(client, "probe_capabilities", cases=["tools", "schema"])
         table, verdicts = "\n".join(job["result"]["table"]), job["result"]["verdicts"]
         schema = {"schema_thinking_off": "pass", "schema_thinking_on": "untested"}
         tools = {scenario.case: "unsupported" for scenario in TOOL_SCENARIOS}
@@ -418,18 +443,6 @@ class TinyGemmaTests(RealVllmCase):
         wanted = json.dumps([folder, PROMPTS, NEW_TOKENS])
         return list(json.loads(self.python("-c", _REFERENCE, wanted).splitlines()[-1]))
 
-    def python(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        return done.stdout
-
     async def test_its_greedy_tokens_are_those_of_transformers_until_it_is_killed(self) -> None:
         plain, wrapped = (str(self.place / name) for name in ("plain", "wrapped"))
         self.python("-m", "tests.tiny_gemma4", plain)
@@ -441,21 +454,9 @@ class TinyGemmaTests(RealVllmCase):
             details = await self.answer(client, "get_model_details")
             self.assertEqual(details["architecture"], "Gemma4ForConditionalGeneration")
             for prompt, (length, ids) in zip(PROMPTS, self.reference(plain), strict=True):
-                self._same_tokens(wrapped, prompt, length, ids)
+                self.same_tokens(wrapped, prompt, length, ids)
             await self._parsers_are_on(client, wrapped)
             await self._killed(client)
-
-    def _same_tokens(self, model: str, prompt: str, length: int, ids: list[int]) -> None:
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": NEW_TOKENS,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        answer = self.ask("/v1/chat/completions", body, key=self.key())
-        self.assertEqual(answer["usage"]["prompt_tokens"], length, prompt)
-        self.assertEqual(answer["choices"][0]["token_ids"], ids, prompt)
 
     async def _parsers_are_on(self, client: Client, model: str) -> None:
         """Tools may be named in a request, and an answer may be bound to a form."""
@@ -483,7 +484,97 @@ class TinyGemmaTests(RealVllmCase):
         status = await self.answer(client, "get_system_status")
         self.assertEqual(status["state"], "stopped", status)
         self.assertIn("ended by itself", " ".join(status["notes"]))
+        # What lives on says what died: the reason stands in vLLM's own log.
+        found = await self.answer(client, "analyze_logs")
+        self.assertTrue(found["found"], found)
+        self.assertRegex(found["line"], "(?i)died|ended")
         await self.answer(client, "stop_model")
+
+
+class TaughtGemmaTests(RealVllmCase):
+    """A Gemma 4 that makes calls and thinks: what vLLM's parsers for Gemma 4 make of both."""
+
+    async def test_calls_and_thoughts_come_out_parsed(self) -> None:
+        model = str(self.place / "taught")
+        self.python("-m", "tests.real.taught_gemma4", model)
+        self.write_settings(model, DTYPE="float32", MAX_MODEL_LEN="1024")
+        async with self.client() as client:
+            await self.installed(client)
+            await self.brought_up(client)
+            job = await self.finished(client, "probe_capabilities", cases=["tools", "schema"])
+            table, verdicts = "\n".join(job["result"]["table"]), job["result"]["verdicts"]
+            cases = [scenario.case for scenario in TOOL_SCENARIOS]
+            cases += ["schema_thinking_off", "schema_thinking_on"]
+            self.assertEqual(verdicts, dict.fromkeys(cases, "pass"), table)
+            self._streamed(model)
+            await self.answer(client, "stop_model")
+
+    def _streamed(self, model: str) -> None:
+        """The same in pieces: a call's name first, then its arguments; thoughts before words."""
+        for given, said in lessons():
+            with self.subTest(said):
+                asked = dict(given)
+                body = {
+                    "model": model,
+                    "messages": [{"role": "user", "content": asked.pop("question")}],
+                    "max_tokens": 256,
+                    "temperature": 0,
+                    "stream": True,
+                }
+                if "tools" in asked:
+                    body |= {"tools": asked["tools"], "tool_choice": "auto"}
+                body["chat_template_kwargs"] = {"enable_thinking": "enable_thinking" in asked}
+                self.assertEqual(self._gathered(body), self._expected(said))
+
+    def _expected(self, said: str) -> dict[str, Any]:
+        """What `said` is to come out as: its reasoning, its calls, its words."""
+        thought = re.match(r"<\|channel>thought\n(.*)<channel\|>", said)
+        calls = re.findall(r'call:(\w+)\{city:<\|"\|>(\w+)<', said)
+        return {
+            "reasoning": thought[1] if thought else "",
+            "calls": [(name, {"city": city}) for name, city in calls],
+            "content": "" if calls else said[thought.end() if thought else 0 :],
+        }
+
+    def _gathered(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A stream's deltas put together."""
+        text = self.ask("/v1/chat/completions", body, key=self.key())
+        self.assertIsInstance(text, str, text)
+        reasoning, content, calls = "", "", dict[int, list[str]]()
+        for line in text.splitlines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line[6:])["choices"]:
+                delta = choice["delta"]
+                reasoning += delta.get("reasoning") or delta.get("reasoning_content") or ""
+                content += delta.get("content") or ""
+                for piece in delta.get("tool_calls") or []:
+                    known = calls.setdefault(piece["index"], ["", ""])
+                    known[0] += piece["function"].get("name") or ""
+                    known[1] += piece["function"].get("arguments") or ""
+        made = [(name, json.loads(arguments)) for _, (name, arguments) in sorted(calls.items())]
+        return {"reasoning": reasoning, "calls": made, "content": content}
+
+
+class OtherKindsTests(RealVllmCase):
+    """Gemma 4 12B's rule (values from keys) and 26B's (experts), tiny and random."""
+
+    async def test_their_greedy_tokens_are_those_of_transformers(self) -> None:
+        told = self.python(
+            *("-m", "tests.real.tiny_variants", str(self.place / "models")),
+            *(json.dumps(PROMPTS), str(NEW_TOKENS)),
+        )
+        expected: dict[str, list[list[Any]]] = json.loads(told.splitlines()[-1])
+        for variant in ("12b", "moe"):
+            with self.subTest(variant):
+                model = str(self.place / "models" / variant)
+                self.write_settings(model, DTYPE="float32", MAX_MODEL_LEN="512")
+                async with self.client() as client:
+                    await self.installed(client)
+                    await self.brought_up(client)
+                    for prompt, (given, ids, _) in zip(PROMPTS, expected[variant], strict=True):
+                        self.same_tokens(model, prompt, len(given), ids)
+                    await self.answer(client, "stop_model")
 
 
 class FailingStartTests(RealVllmCase):

@@ -243,6 +243,14 @@ change act look for the killer: dmesg (or journalctl -k) names it, with the memo
 change act a smaller model or context, fewer parallel slots, or more memory
 futile restarting with the same values
 
+== ended_silently | symptom | likely
+line the model server \S+ (?:\(pid \d+\) )?has ended\b
+cause The model server is gone and its log gives no reason: it was killed from outside (SIGKILL),
+  most often by the kernel's OOM killer, or by somebody's kill.
+change act look for the killer: dmesg (or journalctl -k) names it, with the memory at that time
+change act a smaller model or context, fewer parallel slots, or more memory
+futile looking for the cause in the engine's own log: a killed process writes nothing
+
 == jax_cpu_oom | root | likely
 line (?:DefaultCPUAllocator|mmap).{0,60}(?:not enough|can't allocate|Cannot allocate) memory
 line DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<wanted>\d+) bytes

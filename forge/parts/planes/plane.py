@@ -54,10 +54,15 @@ class Room:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the plane found: a live instance, and everything about the past that must be told."""
+    """What the plane found: a live instance, and everything about the past that must be told.
+
+    silent_end: one line on a server that is gone although nobody stopped it, empty otherwise. Where
+    its log gives no reason, this line is all that a diagnosis has.
+    """
 
     instance: Instance | None
     notes: Sequence[str] = field(default_factory=tuple)
+    silent_end: str = ""
 
 
 class ServingPlane(Protocol):

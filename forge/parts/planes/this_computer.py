@@ -170,7 +170,8 @@ class ThisComputer:
                 f"the model server {record.serve_id} has ended; pid {record.pid} now belongs to "
                 "another process, which this rig does not touch"
             )
-        return Finding(None, (f"{note}; its log is {record.log}",))
+        gone = note if record.pid is not None else ""
+        return Finding(None, (f"{note}; its log is {record.log}",), gone)
 
     def _adopt_unrecorded(self) -> Finding:
         """A server of this rig that runs without a record (state folder deleted): adopt or none."""

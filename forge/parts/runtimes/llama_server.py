@@ -254,9 +254,10 @@ class LlamaServer:
         return ""
 
     async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]:
-        """What the server settled on, from its /props."""
+        """What the server settled on, from its /props; its build is its version."""
         del log
-        return llama_properties(await client.get_json("/props")).resolved
+        found = llama_properties(await client.get_json("/props"))
+        return {"version": found.build_info, **found.resolved}
 
     def _measured(self, name: str, path: Path) -> ServedModel:
         file = read_gguf(path)

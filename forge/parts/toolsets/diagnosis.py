@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Image
@@ -137,8 +138,8 @@ class DiagnosisToolset(Toolset):
         what would not help; 'no failure found' on a healthy log. Give text, file or source;
         nothing means the {server}'s newest log. Lines that no known fault explains are read by the
         served model if one is ready (up to 40 s); its words are untrusted. Changes nothing."""
-        data, what = await self._log(text, file, source)
-        return await self.diagnosed(data, what)
+        answer, what = await self._triaged(text, file, source)
+        return await self._outcome(answer, what)
 
     @rig_tool(title="Suggest a remedy", effect="reads")
     async def suggest_sre_remediation(
@@ -147,8 +148,8 @@ class DiagnosisToolset(Toolset):
         """The changes that mend what a log reports, in the order in which to try them: this rig's
         settings with old and new value, commands as argument lists, decisions for a person. Takes
         the same log as analyze_logs. Executes nothing."""
-        data, _ = await self._log(text, file, source)
-        return self._remedy((await triaged_log(self.context.beside("triage.py"), data)).failures)
+        answer, _ = await self._triaged(text, file, source)
+        return self._remedy(answer.failures)
 
     @rig_tool(title="Compare the starts", effect="reads", structured=False)
     async def get_boot_timeline(self) -> list[str | Image]:
@@ -164,7 +165,9 @@ class DiagnosisToolset(Toolset):
 
     async def diagnosed(self, data: bytes | str, what: str) -> DiagnosisOutcome:
         """The outcome for the log `data`; `what` says where it came from."""
-        answer = await triaged_log(self.context.beside("triage.py"), data)
+        return await self._outcome(await triaged_log(self.context.beside("triage.py"), data), what)
+
+    async def _outcome(self, answer: LogAnswer, what: str) -> DiagnosisOutcome:
         read = f"{what}: {answer.lines} lines"
         if answer.failures:
             return matched_outcome(answer, read)
@@ -175,6 +178,22 @@ class DiagnosisToolset(Toolset):
             outcome.unexplained = list(answer.unexplained)
             outcome.model_says = await second_opinion(self.context, answer.excerpt)
         return outcome
+
+    async def _triaged(self, text: str, file: str, source: LogSource) -> tuple[LogAnswer, str]:
+        """What the log says. That of a server which is gone without a word is read with the plane's
+        own line about its end: a killed process writes none."""
+        data, what = await self._log(text, file, source)
+        triage = self.context.beside("triage.py")
+        answer = await triaged_log(triage, data)
+        if answer.failures or text or file or source in ("job", "journal"):
+            return answer, what
+        end = (await self.context.plane.find()).silent_end
+        if not end:
+            return answer, what
+        said = (await triaged_log(triage, end)).failures
+        # The line that the log lacks would be its last.
+        told = tuple(replace(failure, line_number=answer.lines) for failure in said)
+        return replace(answer, failures=told), f"{what}, and what became of the process"
 
     async def _log(self, text: str, file: str, source: LogSource) -> tuple[bytes | str, str]:
         """The log that the arguments name, and a word on it. RigError INVALID for more than one."""
@@ -292,5 +311,6 @@ def matched_outcome(answer: LogAnswer, read: str) -> DiagnosisOutcome:
             f"{other.kind} (line {other.line_number}): {other.line[:200]}"
             for other in answer.failures[1 : _ALSO_SHOWN + 1]
         ],
+        unexplained=list(answer.unexplained),
         read=read,
     )
