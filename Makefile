@@ -9,7 +9,7 @@ WITH_PACKAGES := $(RUN) --python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-real build check diff eject lint format typecheck bench-startup calibrate rollup \
-	bench-client bench-triage bench-local
+	bench-client bench-triage bench-local bench-sweep
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -63,3 +63,6 @@ bench-local: ## measure the local rigs side by side with the embedded model, and
 
 bench-triage: ## measure how well and how fast the failure bank finds the deciding line
 	@$(WITH_PACKAGES) -m forge.bench_triage
+
+bench-sweep: ## simulate 200 markets: the sweep beside asking in turn and asking everywhere
+	@$(WITH_PACKAGES) -m forge.bench_sweep

@@ -29,13 +29,14 @@ from forge.parts.boundaries.load_plan import (
     LoadPlan,
     least_requests,
 )
-from forge.parts.boundaries.load_prompts import PromptMaker, TokenFit
+from forge.parts.boundaries.load_prompts import PromptMaker
 from forge.parts.knowledge.report_schema import (
     BenchCell,
     CellMetrics,
     GoodputLimits,
     health_of_client,
 )
+from forge.parts.knowledge.token_fit import TokenFit
 from forge.parts.toolsets.benchmark_report import LoadProgress
 from tests.scripted_sse import ROOT, ScriptedProcess
 

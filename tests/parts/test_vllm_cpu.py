@@ -26,7 +26,7 @@ from forge.parts.runtimes import embedded_model
 from forge.parts.runtimes.runtime import ServedModel
 from forge.parts.runtimes.vllm_cpu import VllmCpu, VllmCpuSettings
 from forge.parts.runtimes.vllm_install import default_vllm_folder
-from forge.parts.runtimes.vllm_log import resolved_engine_values, vllm_root_cause
+from forge.parts.runtimes.vllm_log import resolved_engine_values
 from forge.suites.fake_engine import write_safetensors
 from forge.suites.fake_vllm import FakeVllm
 from tests.parts.test_transformers_serve import CREDENTIALS, LLAMA, write_model
@@ -500,13 +500,7 @@ class LogTest(Case):
             "{'model.layers.1.mlp.gate_up_proj.weight'}\n"
         )
         self.assertIn("model.layers.1.mlp.gate_up_proj.weight", fault)
-
-    def test_the_exception_that_it_began_with(self) -> None:
-        cause = vllm_root_cause(FAILED_LOG)
-        self.assertTrue(cause.startswith("ValueError: Following weights were not"), cause)
         self.assertIn("q_norm", self.runtime.loading_fault(FAILED_LOG))
-        for log in ("", REAL_LOG, "RuntimeError: See root cause above.\n"):
-            self.assertEqual(vllm_root_cause(log), "")
 
     def test_metrics_have_the_engines_own_names(self) -> None:
         self.assertTrue(all(n.startswith("vllm:") for n in self.runtime.metric_names.values()))

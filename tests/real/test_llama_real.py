@@ -190,7 +190,8 @@ class RealLlamaCase(unittest.IsolatedAsyncioTestCase):
     def python(self, *arguments: str, path: str = "") -> str:
         """Run this Python beside the rig; its output. AssertionError when it fails."""
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, str(ROOT)]))
+        searched = [path, environment["PYTHONPATH"]]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, searched))
         done = subprocess.run(
             [sys.executable, *arguments],
             env=environment,

@@ -16,13 +16,14 @@ from forge.parts.boundaries.load_client import LoadClient
 from forge.parts.boundaries.load_events import StreamRecord
 from forge.parts.boundaries.load_figures import MeasuredLoad, cell_of_load, time_per_token
 from forge.parts.boundaries.load_plan import LoadCellPlan, LoadPlan
-from forge.parts.boundaries.load_prompts import PromptMaker, RequestForm, TokenFit
+from forge.parts.boundaries.load_prompts import PromptMaker, RequestForm
 from forge.parts.knowledge.report_schema import (
     BenchCell,
     ClientHealth,
     health_of_client,
     quantile_of,
 )
+from forge.parts.knowledge.token_fit import TokenFit
 
 _RAMP_LIMIT_S = 10.0
 _WARM_UP_TOKENS = 16

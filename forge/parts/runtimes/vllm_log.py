@@ -24,10 +24,6 @@ _VLLM_RESOLVED: Mapping[str, re.Pattern[str]] = {
     "engine_start_s": re.compile(r"init engine .* took ([\d.]+) s"),
 }
 _VLLM_ABSENT_WEIGHTS = re.compile(r"weights were not initialized from checkpoint: (.{1,300})")
-# (Worker pid=1) ERROR 11-30 02:09:28 [multiproc_executor.py:953] ValueError: words
-_VLLM_EXCEPTION = re.compile(
-    r"^\(\S+ pid=\d+\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", re.M
-)
 
 
 def vllm_loading_step(log: str) -> str:
@@ -41,15 +37,6 @@ def vllm_absent_weights(log: str) -> str:
     """The tensors that vLLM looked for in the checkpoint and did not find; empty when none."""
     absent = _VLLM_ABSENT_WEIGHTS.search(log)
     return "" if absent is None else f"it lacks {absent.group(1)}"
-
-
-def vllm_root_cause(log: str) -> str:
-    """The exception that a failed start or an engine's death began with; empty where there is none.
-
-    vLLM's last line only says that a process of its own failed, and that the cause stands above.
-    """
-    found = [line for line in _VLLM_EXCEPTION.findall(log) if "root cause" not in line]
-    return str(found[0])[:400] if found else ""
 
 
 def resolved_engine_values(log: str) -> dict[str, str]:

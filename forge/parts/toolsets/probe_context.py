@@ -10,8 +10,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from forge.parts.boundaries.load_prompts import TokenFit
 from forge.parts.boundaries.probe_client import ProbeAnswer
+from forge.parts.knowledge.token_fit import TokenFit
 from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, barred_judgement, made_up_words
 
 # What fills the prompt, the likeliest to read like language first: one word over and over sends a

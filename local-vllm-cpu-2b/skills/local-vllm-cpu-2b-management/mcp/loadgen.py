@@ -16,17 +16,18 @@ one address: that of the plan.
 """
 
 # Contents, by line:
-#    56 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   102 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#   531 boundaries / load_events: What a load request leaves behind, and what one event of a chat …
-#   642 boundaries / load_http: One streamed chat request over HTTP/1.1, as lean as the standard …
-#   939 boundaries / load_client: Where load goes: the target's address, a pool of connections, …
-#  1108 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  1181 boundaries / load_figures: The figures of one cell, from the records of its requests: …
-#  1346 boundaries / load_prompts: Prompts of a wanted number of tokens, made of plain words, …
-#  1451 boundaries / load_cell: One cell of a benchmark: calibrate once, warm up, put the load on, …
-#  1719 boundaries / load_generator: Load on one server, cell by cell, in a process of its own: …
-#  1805 programs / loadgen: The load generator: measures a served model from a process of its own.
+#    57 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   103 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#   532 knowledge / token_fit: How many words of a prompt make how many tokens, as one server …
+#   562 boundaries / load_events: What a load request leaves behind, and what one event of a chat …
+#   673 boundaries / load_http: One streamed chat request over HTTP/1.1, as lean as the standard …
+#   970 boundaries / load_client: Where load goes: the target's address, a pool of connections, …
+#  1139 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  1212 boundaries / load_figures: The figures of one cell, from the records of its requests: …
+#  1377 boundaries / load_prompts: Prompts of a wanted number of tokens, made of plain words, …
+#  1458 boundaries / load_cell: One cell of a benchmark: calibrate once, warm up, put the load on, …
+#  1726 boundaries / load_generator: Load on one server, cell by cell, in a process of its own: …
+#  1812 programs / loadgen: The load generator: measures a served model from a process of its own.
 
 from __future__ import annotations
 
@@ -526,6 +527,36 @@ def health_of_client(cpu_share: float, loop_lag_p99_ms: float, coalesced: float)
         trustworthy=False,
     )
     return health.model_copy(update={"trustworthy": not health.faults()})
+
+
+# ── knowledge / token_fit ─────────────────────────────────────────────────────────────────────────
+# How many words of a prompt make how many tokens, as one server counts them.
+#
+# Knows no server and no tokenizer: whoever sends a prompt says how many tokens were counted.
+
+
+@dataclass(frozen=True)
+class TokenFit:
+    """tokens = template + per_word * words, as one server counts them."""
+
+    template: float
+    per_word: float
+
+    @classmethod
+    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> TokenFit:
+        """The line through two (words, tokens); ValueError where more words are not more tokens."""
+        per_word = (many[1] - few[1]) / (many[0] - few[0])
+        if per_word <= 0:
+            raise ValueError("the server's prompt token count does not grow with the prompt")
+        return cls(few[1] - per_word * few[0], per_word)
+
+    def moved_through(self, words: int, tokens: float) -> TokenFit:
+        """The same slope through a point measured near the target, where it matters."""
+        return TokenFit(tokens - self.per_word * words, self.per_word)
+
+    def words_for(self, tokens: int) -> int:
+        """How many words give `tokens`; 0 where the chat template alone takes as many."""
+        return max(0, round((tokens - self.template) / self.per_word))
 
 
 # ── boundaries / load_events ──────────────────────────────────────────────────────────────────────
@@ -1346,7 +1377,7 @@ def _share_within(record: StreamRecord, start: float, end: float) -> float:
 # ── boundaries / load_prompts ─────────────────────────────────────────────────────────────────────
 # Prompts of a wanted number of tokens, made of plain words, without a tokenizer.
 #
-# Knows no server: whoever sends a prompt tells `TokenFit` how many tokens the server counted.
+# Knows no server: whoever sends a prompt counts its tokens with `TokenFit`.
 
 _PROMPT_WORDS = (
     "the of and to in is was for on that by this with from at which are have been other were there "
@@ -1392,30 +1423,6 @@ class PromptMaker:
         start, rest = source.randrange(_SLACK_WORDS), self.words - head
         body = self._pool[self._starts[start] : self._starts[start + rest]]
         return b"%b %b%b" % (first, body.rstrip(), _ENDING.encode())
-
-
-@dataclass(frozen=True)
-class TokenFit:
-    """tokens = template + per_word * words, as one server counts them."""
-
-    template: float
-    per_word: float
-
-    @classmethod
-    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> TokenFit:
-        """The line through two (words, tokens); ValueError where more words are not more tokens."""
-        per_word = (many[1] - few[1]) / (many[0] - few[0])
-        if per_word <= 0:
-            raise ValueError("the server's prompt token count does not grow with the prompt")
-        return cls(few[1] - per_word * few[0], per_word)
-
-    def moved_through(self, words: int, tokens: float) -> TokenFit:
-        """The same slope through a point measured near the target, where it matters."""
-        return TokenFit(tokens - self.per_word * words, self.per_word)
-
-    def words_for(self, tokens: int) -> int:
-        """How many words give `tokens`; 0 where the chat template alone takes as many."""
-        return max(0, round((tokens - self.template) / self.per_word))
 
 
 @dataclass(frozen=True)
