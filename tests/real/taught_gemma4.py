@@ -9,6 +9,7 @@ Gemma 4 writes a call or a thought; whatever else it is asked, its answers mean 
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ TEMPLATE = (
     "{% endfor %}{{ '<turn|>\n' }}{% endif %}"
 ) + tiny_gemma4.CHAT_TEMPLATE.removeprefix("{{ bos_token }}")
 THOUGHT, SPOKEN = "It is wide and blue.", "The sea is wide."
-WORDS = ("bodofigu", "kalemivo", "tuzorape", "nigupeda")  # as the probe makes them up
+LETTERS = [a + b for a in "bdfgklmnprtvz" for b in "aeiou"]  # the probe's words are of these
 ASKED_BACK = "Which city?"
 LEARNING_RATE, STEPS_AT_MOST = 4e-3, 2000
 # Each token's chance is above 0.95, so that rounding in another engine cannot change one.
-SURE = 0.05
+SURE, SURE_STEPS = 0.05, 8
 _QUOTE = '<|"|>'
 
 
@@ -53,19 +54,18 @@ def lessons() -> list[tuple[dict[str, Any], str]]:
     return found
 
 
-def forms() -> list[tuple[dict[str, Any], list[str]]]:
+def forms(word: str) -> list[tuple[dict[str, Any], list[str]]]:
     """The two about the sea where a schema forbids prose: pieces given and pieces to say, in turns.
 
     A schema's grammar lets through any white space, which an untaught model never ends.
     """
     thought = f"<|channel>thought\n{THOUGHT}<channel|>"
     asked: dict[str, Any] = {"question": probe_schema._PROSE_PROMPT}
-    found: list[tuple[dict[str, Any], list[str]]] = []
-    for word in WORDS:
-        rest = ['"code": "', word, '"}']
-        found.append((asked, ["{", *rest]))
-        found.append(({**asked, "enable_thinking": True}, [thought + "{", *rest]))
-    return found
+    rest = ['"code": "', word, '"}']
+    return [
+        (asked, ["{", *rest]),
+        ({**asked, "enable_thinking": True}, [thought + "{", *rest]),
+    ]
 
 
 def make_taught_gemma4(folder: Path) -> Path:
@@ -75,9 +75,42 @@ def make_taught_gemma4(folder: Path) -> Path:
 
     tokenizer = tiny_gemma4._tokenizer()
     tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(4)
+    model: Any = Gemma4ForCausalLM(tiny_gemma4._text_config())
+    learner = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    fixed = [(given, ["", said]) for given, said in lessons()]
+    chance, sure = random.Random(4), 0
+    for _ in range(STEPS_AT_MOST):
+        words = ("".join(chance.choice(LETTERS) for _ in range(4)) for _ in range(2))
+        ids, mask, said = _batch(tokenizer, [*fixed, *(form for w in words for form in forms(w))])
+        taught = said[:, 1:]
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1][taught]
+        losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][taught], reduction="none")
+        # In a row, because each step has words that it has not seen before.
+        sure = sure + 1 if losses.max().item() < SURE else 0
+        if sure == SURE_STEPS:
+            break
+        learner.zero_grad()
+        losses.mean().backward()
+        learner.step()
+    else:
+        raise RuntimeError(f"the tiny model is not sure of its lessons: {losses.max().item():.3f}")
+    stop = tokenizer.convert_tokens_to_ids(tiny_gemma4.TURN_CLOSE)
+    model.generation_config.update(
+        bos_token_id=2, pad_token_id=0, eos_token_id=[tokenizer.eos_token_id, stop]
+    )
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _batch(tokenizer: Any, examples: list[tuple[dict[str, Any], list[str]]]) -> tuple[Any, ...]:
+    """(ids, attention mask, which of the ids are to be said), a row for each example."""
+    import torch
+
     stop = tokenizer.convert_tokens_to_ids(tiny_gemma4.TURN_CLOSE)
     rows: list[tuple[list[int], list[bool]]] = []
-    for given, pieces in [*((given, ["", said]) for given, said in lessons()), *forms()]:
+    for given, pieces in examples:
         asked = dict(given)
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": asked.pop("question")}],
@@ -92,30 +125,12 @@ def make_taught_gemma4(folder: Path) -> Path:
             row[1].extend([place % 2 == 1] * len(ids))
         rows.append(([*row[0], stop], [*row[1], True]))
     length = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([[*row, *[0] * (length - len(row))] for row, _ in rows])
-    said = torch.tensor([[*marks, *[False] * (length - len(marks))] for _, marks in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row, _ in rows])
-
-    torch.manual_seed(4)
-    model: Any = Gemma4ForCausalLM(tiny_gemma4._text_config())
-    learner = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    taught = said[:, 1:]
-    for _ in range(STEPS_AT_MOST):
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1][taught]
-        losses = torch.nn.functional.cross_entropy(logits, ids[:, 1:][taught], reduction="none")
-        if losses.max().item() < SURE:
-            break
-        learner.zero_grad()
-        losses.mean().backward()
-        learner.step()
-    else:
-        raise RuntimeError(f"the tiny model is not sure of its lessons: {losses.max().item():.3f}")
-    model.generation_config.update(
-        bos_token_id=2, pad_token_id=0, eos_token_id=[tokenizer.eos_token_id, stop]
+    padded = [length - len(ids) for ids, _ in rows]
+    return (
+        torch.tensor([[*ids, *[0] * more] for (ids, _), more in zip(rows, padded, strict=True)]),
+        torch.tensor([[1] * (length - more) + [0] * more for more in padded]),
+        torch.tensor([[*m, *[False] * more] for (_, m), more in zip(rows, padded, strict=True)]),
     )
-    model.eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 if __name__ == "__main__":

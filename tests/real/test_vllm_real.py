@@ -486,8 +486,8 @@ class TinyGemmaTests(RealVllmCase):
         self.assertIn("ended by itself", " ".join(status["notes"]))
         # What lives on says what died: the reason stands in vLLM's own log.
         found = await self.answer(client, "analyze_logs")
-        self.assertTrue(found["found"], found)
-        self.assertRegex(found["line"], "(?i)died|ended")
+        self.assertEqual((found["kind"], found["stage"]), ("runner_killed", "memory"), found)
+        self.assertIn("died unexpectedly (exit code: -9)", found["line"])
         await self.answer(client, "stop_model")
 
 
