@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,12 +152,19 @@ class Runner:
         return outcomes
 
     def module(
-        self, label: str, launcher: Sequence[str], module: str, folder: Path, packages: Path
+        self,
+        label: str,
+        launcher: Sequence[str],
+        module: str,
+        folder: Path,
+        packages: Path,
+        surroundings: dict[str, str] | None = None,
     ) -> list[Outcome]:
         """All tests of one module, run by the Python `launcher` in `folder`."""
         results = Path(tempfile.mkdtemp(dir=self._scratch)) / "results.json"
         argv = [*launcher, str(ROOT / "tests/one_module.py"), module, str(results)]
-        status, output, seconds = self.run(argv, folder, self.environment(packages))
+        environment = surroundings or self.environment(packages)
+        status, output, seconds = self.run(argv, folder, environment)
         try:
             records = json.loads(results.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -190,12 +198,19 @@ class Runner:
                 wrapper.chmod(0o755)
 
     def rig_suite(self, rig: Path, minor: int) -> list[Outcome]:
-        """A rig's own suite, on Python 3.`minor` with the server's packages and no more."""
+        """A rig's own suite, on Python 3.`minor` with the server's packages and no more.
+
+        It runs in a copy of the rig that lies alone: what it needs, it has.
+        """
         label = f"{rig.name} on Python 3.{minor}"
         packages = self.server_packages(rig, minor)
         if packages is None:
             return [Outcome(label, "skipped", reason="pip cannot install its packages there")]
-        return self.module(label, [self.pythons[minor]], "test_server", rig, packages)
+        alone = Path(tempfile.mkdtemp(prefix="alone-", dir=self._scratch)) / rig.name
+        shutil.copytree(rig, alone, ignore=shutil.ignore_patterns("__pycache__", "dist"))
+        surroundings = self.environment(packages) | {"PYTHONPATH": str(packages)}
+        python = [self.pythons[minor]]
+        return self.module(label, python, "test_server", alone, packages, surroundings)
 
     def leftovers(self) -> list[Outcome]:
         """Whether all that the tests started is gone; what is not is named and ended."""
