@@ -304,6 +304,8 @@ def main(words: list[str]) -> int:
         return subprocess.run([*fix, "format", *flags], cwd=ROOT, env=environment).returncode
     sys.path.insert(1, str(packages))
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A shell's background job ignores it, and so would everything that the tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A short path: sockets are made in it, and their names may have 100 characters.
     with tempfile.TemporaryDirectory(prefix="rigs-", ignore_cleanup_errors=True) as scratch:
         runner = Runner(Path(scratch).resolve(), packages)
