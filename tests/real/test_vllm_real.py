@@ -487,7 +487,8 @@ class TinyGemmaTests(RealVllmCase):
         # What lives on says what died: the reason stands in vLLM's own log.
         found = await self.answer(client, "analyze_logs")
         self.assertEqual((found["kind"], found["stage"]), ("runner_killed", "memory"), found)
-        self.assertIn("died unexpectedly (exit code: -9)", found["line"])
+        # None: vLLM may look before the system has told it how the worker ended.
+        self.assertRegex(found["line"], r"died unexpectedly \(exit code: (-9|None)\)")
         await self.answer(client, "stop_model")
 
 

@@ -237,7 +237,7 @@ line (?:terminated by|received|exited with|Terminating on) (?:signal )?SIGKILL
 line exit(?:ed)? (?:status|code|with)(?: code)?\W{0,3}137\b
 line \bexit code: 137\b|returned non-zero exit status 137|died with <Signals\.SIGKILL
 line code=killed, status=9/KILL
-line Worker proc \S+ died unexpectedly \(exit code: -9\)
+line Worker proc \S+ died unexpectedly \(exit code: (?:-9|None)\)
 cause The process was killed from outside (SIGKILL, 137): most often by the kernel's OOM killer,
   while the model was being loaded or at a peak of its memory.
 change act look for the killer: dmesg (or journalctl -k) names it, with the memory at that time
