@@ -29,6 +29,7 @@ from forge.sweep_market import (
     SimulatedClock,
     SimulatedMarket,
     memory_folder,
+    read_in_process,
 )
 
 MARKETS = 200
@@ -66,7 +67,8 @@ async def swept(market: SimulatedMarket, places: Sequence[SweepPlace]) -> SweepR
             most_requests=10_000,
         )
         try:
-            record = await CapacitySweep(market, wish, Path(folder), market.clock).run()
+            sweep = CapacitySweep(market, wish, Path(folder), market.clock, reader=read_in_process)
+            record = await sweep.run()
         except RigError:
             return None
         return None if record.found is None else record.found.request

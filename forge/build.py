@@ -24,6 +24,7 @@ from pathlib import Path
 
 from forge.bundle import Bundle, BundleError, bundle
 from forge.facts_docs import render_hardware, render_models
+from forge.google_files import google_files
 from forge.manifests import (
     MARKETPLACE_FILE,
     VERSION_FILES,
@@ -34,6 +35,7 @@ from forge.manifests import (
 )
 from forge.naming import slug
 from forge.parts.assembly.rig import Rig
+from forge.parts.planes.capacity_plane import CapacitySettings
 from forge.pins import requirements_of_script, script_block, server_requirements
 from forge.rollup import rollup_files
 
@@ -58,7 +60,7 @@ class StagedRig:
 
     `folder` is the staged copy, hand-written files included, from which its server can be run.
     `server` is what the forge would build, also where the rig was ejected. `problems` has, for each
-    file whose source is missing, a line that says so.
+    file whose source is missing, a line that says so. `rents`: whether it costs money to use.
     """
 
     published: PublishedRig
@@ -67,6 +69,7 @@ class StagedRig:
     server: str
     ejected: bool
     problems: dict[str, str]
+    rents: bool = False
 
     @property
     def name(self) -> str:
@@ -186,6 +189,11 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
             put(name, text.replace("@RIG@", rig.name).replace("@SLUG@", slug(rig.name)))
         else:
             problems[name] = f"{name} is not built: forge/{origin} is missing"
+    try:
+        for name, text in google_files(rig, stage / "tpu.env").items():
+            put(name, text)
+    except (KeyError, IndexError, ValueError) as error:
+        raise BuildError(f"{rig.name}/tpu.env: {error}: correct it") from error
     known = published(rig)
     for name, text in render_manifests(known).items():
         put(name, text)
@@ -200,7 +208,8 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
     for name, text in render_manifests(known).items():
         if name in VERSION_FILES:
             put(name, text)
-    return StagedRig(known, stage, files, server, ejected, problems)
+    rents = issubclass(rig.settings, CapacitySettings)
+    return StagedRig(known, stage, files, server, ejected, problems, rents)
 
 
 def stage_all(modules: Sequence[str], folder: Path) -> tuple[list[StagedRig], list[str]]:
@@ -285,7 +294,10 @@ def _program(name: str) -> str:
     source = bundle(f"forge.programs.{name}", ROOT)
     needed = server_requirements(source.third_party)
     head = f"{script_block(needed)}\n" if needed else ""
-    return source.render(f"{head}{source_line(name, 'programs')}", contents=True)
+    # A machine's start-up agent runs a program by its first line.
+    text = _text(ROOT / "forge" / "programs" / f"{name}.py")
+    shebang = f"{text.splitlines()[0]}\n" if text.startswith("#!") else ""
+    return source.render(f"{shebang}{head}{source_line(name, 'programs')}", contents=True)
 
 
 def _suite(module: str) -> str | None:

@@ -35,7 +35,10 @@ from forge.text_checks import (
 )
 from forge.tool_checks import budget_faults, listed_tools, token_count, tool_faults
 
-MAX_LINES = 15_000  # of a server.py; what it is made of is bounded part by part
+# Of a server.py; what it is made of is bounded part by part. One that rents carries a provider, a
+# sweep, ownership and a way into its machine besides.
+MAX_LINES = 13_500
+MAX_RENTING_LINES = 18_750
 BY_HAND = ("tpu.env", "README.md", "AGENTS.md")
 _SERVERS_AT_ONCE = 4
 
@@ -74,8 +77,9 @@ def rig_faults(rig: StagedRig, names: Sequence[str]) -> Iterator[str]:
     yield from import_faults(home)
     yield from lint_faults(home)
     lines = _line_count(home / "server.py")
-    if lines > MAX_LINES:
-        yield f"server.py has {lines:,} lines, {MAX_LINES:,} may be: shorten a part that it carries"
+    most = MAX_RENTING_LINES if rig.rents else MAX_LINES
+    if lines > most:
+        yield f"server.py has {lines:,} lines, {most:,} may be: shorten a part that it carries"
 
 
 @dataclass

@@ -28,7 +28,9 @@ SERVER_PINS: dict[str, str] = {
 }
 
 # Imported by a server inside functions only, and brought by its runtime's requirements.
-RUNTIME_IMPORTS = frozenset({"gguf", "huggingface_hub", "torch", "transformers"})
+RUNTIME_IMPORTS = frozenset(
+    {"gguf", "google", "huggingface_hub", "requests", "torch", "transformers"}
+)
 
 
 def server_requirements(imports: Iterable[str]) -> list[str]:

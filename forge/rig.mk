@@ -4,6 +4,8 @@
 PYTHON ?= python3
 PROMPT ?= In one sentence: what are you?
 YES ?=
+DEPLOY ?=
+TESTS ?= test_server
 WAIT_S ?= 50
 BENCH ?=
 
@@ -28,8 +30,8 @@ help: ## list the targets
 install: ## get the packages into your cache folder, once
 	@$(LAUNCH) install
 
-test: ## run this rig's own tests, offline
-	@$(LAUNCH) python -m unittest test_server
+test: ## run this rig's own tests, offline (TESTS=test_server.CatalogueSuite: some of them)
+	@$(LAUNCH) python -m unittest $(TESTS)
 
 lint: ## check the Python files with ruff
 	@if $(LAUNCH) python -m ruff --version >/dev/null 2>&1; then ruff="$(LAUNCH) python -m ruff"; \
@@ -71,10 +73,24 @@ preflight: ## say what is missing on this machine and how to get it
 	@$(LAUNCH) preflight
 
 # 80 waits of 50 s, the most that a tool waits, are over an hour; no start takes that long.
+# Where a machine has to be rented first, its price is shown and the user is asked (YES=1 does not).
 deploy: ## start the model and wait until it has answered for the first time
 	@wait=$$($(CALL) list | awk '/^wait_for_/ { print $$1; exit }'); \
+	start=$$($(CALL) list | awk '$$1 == "serve_model" || /^find_/ { print $$1; exit }'); \
 	field() { printf '%s' "$$answer" | $(PYTHON) -c "$$RIG_FIELD" "$$1"; }; \
-	answer=$$($(CALL) --json serve_model wait_s=$(WAIT_S)) || exit 1; round=0; \
+	case $$start in find_*) \
+		$(CALL) estimate_deployment_cost || exit 1; \
+		if [ "$(YES)" = 1 ]; then answer=y; \
+		elif [ -t 0 ]; then printf 'Rent a machine? [y/N] '; read -r answer; \
+		else echo "Nothing was done: there is no terminal to ask at. YES=1 does not ask." >&2; exit 1; fi; \
+		case $$answer in [yY]*) ;; *) echo "Nothing was done."; exit 1 ;; esac ;; \
+	esac; \
+	answer=$$($(CALL) --json $$start wait_s=$(WAIT_S) $(DEPLOY)) || exit 1; round=0; \
+	while case $$(field state) in queued|running) true ;; *) false ;; esac; do \
+		answer=$$($(CALL) --json get_job job_id=$$(field job_id) wait_s=$(WAIT_S)) || exit 1; \
+		field summary; done; \
+	case $$(field state) in done) \
+		answer=$$($(CALL) --json "$$wait" wait_s=$(WAIT_S)) || exit 1 ;; esac; \
 	while [ "$$(field state)" = starting ] && [ $$round -lt 80 ]; do \
 		round=$$((round + 1)); answer=$$($(CALL) --json "$$wait" wait_s=$(WAIT_S)) || exit 1; done; \
 	field summary; [ "$$(field state)" = ready ]
@@ -83,7 +99,7 @@ status: ## what runs, with every setting and where it came from
 	@$(CALL) get_system_status
 
 endpoint: ## the address of the served model
-	@$(CALL) get_endpoint
+	@$(CALL) $$($(CALL) list | awk '$$1 ~ /^get_(vllm_)?endpoint$$/ { print $$1; exit }')
 
 query: ## ask the model: make query PROMPT='…'
 	@$(CALL) query_gemma4 "prompt=$$RIG_PROMPT"
@@ -97,8 +113,10 @@ benchmark: ## measure the served model over a grid (BENCH='concurrency=[1,4] …
 		case $$(field state) in queued|running) true ;; *) false ;; esac; do :; done; \
 	field summary; [ "$$(field state)" = done ] && $(CALL) list_reports
 
-destroy: ## show what runs, ask, then stop it (YES=1 does not ask)
-	@$(CALL) get_system_status; echo; \
+destroy: ## show what runs, ask, then end it (YES=1 does not ask)
+	@if $(CALL) list | grep -q '^plan_destroy '; then \
+		$(LAUNCH) take-down $(if $(filter 1,$(YES)),--yes); exit; fi; \
+	$(CALL) get_system_status; echo; \
 	if [ "$(YES)" = 1 ]; then answer=y; \
 	elif [ -t 0 ]; then printf 'Stop the model? [y/N] '; read -r answer; \
 	else echo "Nothing was done: there is no terminal to ask at. YES=1 does not ask." >&2; exit 1; fi; \

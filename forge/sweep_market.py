@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forge.parts.ground.errors import RigError
+from forge.parts.ground.errors import ErrorClass, RigError
+from forge.parts.knowledge.refusal_answer import Refusal
+from forge.parts.knowledge.refusal_reading import read_refusal
 from forge.parts.knowledge.sweep_plan import SweepPlace, SweepRequest
 from forge.parts.knowledge.sweep_refusals import region_of
 from forge.parts.planes.sweep_plane import SweepLook
@@ -96,6 +98,11 @@ def memory_folder() -> tempfile.TemporaryDirectory[str]:
     record thousands of times, and every write waits for the disk."""
     shared = Path("/dev/shm")
     return tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None)
+
+
+async def read_in_process(text: str, error_class: ErrorClass | None) -> Refusal:
+    """A sweep's reader without a process of its own: a simulation reads thousands of refusals."""
+    return read_refusal(text, error_class)
 
 
 class SimulatedClock:

@@ -12,23 +12,23 @@ llama-server; needs what the server needs, and no compiler. Writes to temporary 
 #   623 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
 #   749 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
 #   782 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
-#  1096 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
-#  1277 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
-#  1389 suites / bad_input: The attack corpus over every tool and every parameter of the live …
-#  1601 suites / command_line: server.py as a command: what the make targets call goes through the …
-#  1703 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
-#  1800 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
-#  1884 suites / gguf_files: GGUF files that must not be served: what each refusal says, and that …
-#  1992 suites / leaving: How the server goes: at once, with the right status, no attached child …
-#  2095 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
-#  2217 suites / outgoing: What leaves the rig: JSON-RPC and nothing else on its output, no secret …
-#  2348 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
-#  2411 suites / serving: The way of a model through its tools: serve, wait, ask, measure, look, …
-#  2617 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  2741 suites / start_faults: Every way in which a start can fail: its class, its reason, the …
-#  2847 suites / llama_rig: What is llama.cpp's own in a rig: its program and its file instead of …
-#  3124 suites / truth: What the records say against what is so: dead processes, strangers, …
-#  3351 suites / local_llamacpp_cpu_2b_q4_0: The suite of local-llamacpp-cpu-2b-q4_0: `python3 -m …
+#  1119 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
+#  1299 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
+#  1416 suites / bad_input: The attack corpus over every tool and every parameter of the live …
+#  1629 suites / command_line: server.py as a command: what the make targets call goes through the …
+#  1731 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
+#  1832 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
+#  1921 suites / gguf_files: GGUF files that must not be served: what each refusal says, and that …
+#  2029 suites / leaving: How the server goes: at once, with the right status, no attached child …
+#  2153 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
+#  2275 suites / outgoing: What leaves the rig: JSON-RPC and nothing else on its output, no secret …
+#  2405 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
+#  2478 suites / serving: The way of a model through its tools: serve, wait, ask, measure, look, …
+#  2684 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  2822 suites / start_faults: Every way in which a start can fail: its class, its reason, the …
+#  2928 suites / llama_rig: What is llama.cpp's own in a rig: its program and its file instead of …
+#  3205 suites / truth: What the records say against what is so: dead processes, strangers, …
+#  3432 suites / local_llamacpp_cpu_2b_q4_0: The suite of local-llamacpp-cpu-2b-q4_0: `python3 -m …
 
 from __future__ import annotations
 
@@ -856,6 +856,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
     """
 
     keeps_running: ClassVar[bool] = False
+    server_name: ClassVar[str] = "server.py"  # what is started; a runner beside it may stand in
     fake_on_path: ClassVar[bool] = True  # False: the real runtime, if it is installed
     place: ClassVar[Path]
     rig_folder: ClassVar[Path]
@@ -881,13 +882,18 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         cls.rig_folder.mkdir()
         for name in ("server.py", *(f"{name}.py" for name in cls.module.RIG.programs)):
             shutil.copy(rig_under_test().folder / name, cls.rig_folder)
-        cls.write_settings(MODEL_NAME=cls.model, PORT=str(cls.port))
+        cls.write_settings(**cls.good_settings())
         cls.state = cls.place / "state"
         cls.environment = cls._clean_environment()
         patch = mock.patch.dict(os.environ, cls.environment, clear=True)
         patch.start()
         cls.addClassCleanup(patch.stop)
         cls.addClassCleanup(cls._end_everything)
+        cls.prepare()
+
+    @classmethod
+    def prepare(cls) -> None:
+        """What a kind of rig needs beyond that, before a suite's own setUpClass goes on."""
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
@@ -922,6 +928,11 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
                 left.append(psutil.Process(pid))
                 left[-1].kill()
         psutil.wait_procs(left, timeout=5)  # or they would write into a folder that is going
+
+    @classmethod
+    def good_settings(cls) -> dict[str, str]:
+        """What tpu.env has to say here for the rig to work: the least, by key."""
+        return {"MODEL_NAME": cls.model, "PORT": str(cls.port)}
 
     @classmethod
     def write_settings(cls, **values: str) -> None:
@@ -963,20 +974,32 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         self.engine.script()
 
     async def asyncTearDown(self) -> None:
-        if not self.keeps_running and rig_processes(self.state):
+        if not self.keeps_running:
+            await self.bring_to_rest()
+        await super().asyncTearDown()
+
+    async def bring_to_rest(self) -> None:
+        """End what a test started, by the rig's own tool."""
+        if rig_processes(self.state):
             async with self.in_process() as client:
                 await self.answer(client, "stop_model")
-        await super().asyncTearDown()
 
     # Clients. Opened inside a test: one that asyncSetUp opened would live in another task.
 
-    def assembled(self, server_file: str = "server.py", /) -> Any:
-        """The rig as its entry assembles it, in this process; its workers run `server_file`."""
-        return self.module.AssembledRig(self.module.RIG, self.rig_folder / server_file)
+    @property
+    def server_file(self) -> Path:
+        """The program that is the rig's server."""
+        return self.rig_folder / self.server_name
+
+    def assembled(self, server_file: str = "", /) -> Any:
+        """The rig as its entry assembles it, in this process; its workers run `server_file`, or
+        the rig's own program."""
+        name = server_file or self.server_name
+        return self.module.AssembledRig(self.module.RIG, self.rig_folder / name)
 
     @contextlib.asynccontextmanager
     async def in_process(
-        self, mode: str = "auto", /, server_file: str = "server.py"
+        self, mode: str = "auto", /, server_file: str = ""
     ) -> AsyncIterator[Client]:
         """A client of a server in this process, in protocol mode "auto" or "legacy"."""
         with contextlib.redirect_stderr(io.StringIO()):  # settings at fault are told there too
@@ -997,7 +1020,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         """A client of the rig's server.py as a process; its stderr goes to `stderr_file`."""
         parameters = StdioServerParameters(
             command=sys.executable,
-            args=[str(self.rig_folder / "server.py")],
+            args=[str(self.server_file)],
             env={**self.environment, **(extra or {})},
             cwd=self.place,
         )
@@ -1121,8 +1144,7 @@ class AnswerFaultSuite(RigCase):
 
     def _let_wait(self, seconds: str) -> None:
         """Set the longest wait for an answer, while the server runs."""
-        values = {"MODEL_NAME": self.model, "PORT": str(self.port)}
-        self.write_settings(**values, QUERY_TIMEOUT_S=seconds)
+        self.write_settings(**self.good_settings(), QUERY_TIMEOUT_S=seconds)
 
     async def _measured(self, client: Client) -> dict[str, Any]:
         return await self.answer(client, "query_gemma4_with_stats", prompt="hello")
@@ -1303,6 +1325,9 @@ def parameters_of(tool: Tool) -> dict[str, dict[str, Any]]:
 class CatalogueSuite(RigCase):
     """The promise that a client reads before it calls anything."""
 
+    # Tools whose `token` is no secret of anybody's: another tool of the rig gives it, for one use.
+    plan_tokens: ClassVar[frozenset[str]] = frozenset()
+
     async def test_exactly_the_promised_tools_in_both_protocol_modes(self) -> None:
         for mode in PROTOCOL_MODES:
             async with self.in_process(mode) as client:
@@ -1360,6 +1385,8 @@ class CatalogueSuite(RigCase):
             tools = await listed_tools(client)
         for tool in tools:
             for name in parameters_of(tool):
+                if name == "token" and tool.name in self.plan_tokens:
+                    continue
                 words = set(name.lower().split("_"))
                 self.assertFalse(words & {*_WORDS_OF_A_SECRET, "url", "host", "endpoint"}, name)
 
@@ -1428,19 +1455,13 @@ ATTACK_CORPUS = (
 # A log pasted into these is read as data, whatever it holds: nothing in it can be refused.
 _LOG_TEXTS = (("analyze_logs", "text"), ("suggest_sre_remediation", "text"))
 # What a required argument is given while another one is attacked.
-_STAND_INS = {
+STAND_INS = {
     "first": "2026-01-01-gemma4-e2b-vllm-cpu",
     "second": "2026-01-02-gemma4-e2b-vllm-cpu",
     "name": "2026-01-01-gemma4-e2b-vllm-cpu",
     "job_id": "serve-20260101-000000-abcdef",
 }
 _WRONG_TYPES: tuple[Any, ...] = (5, 1.5, True, None, [], ["a"], {}, {"a": 1})
-
-
-def _required(tool: Tool, but: str = "") -> dict[str, str]:
-    """A fitting value for every argument that `tool` requires, `but` aside."""
-    names = [name for name in tool.input_schema.get("required", []) if name != but]
-    return {name: _STAND_INS.get(name, "hello") for name in names}
 
 
 def _tells(fault: str, parameter: str) -> bool:
@@ -1452,6 +1473,7 @@ class BadInputSuite(RigCase):
     """Nothing that a confused or steered agent sends starts anything that it should not."""
 
     keeps_running = True
+    stand_ins: ClassVar[Mapping[str, str]] = STAND_INS
     tools: list[Tool]
     server: ClassVar[RawServer]
 
@@ -1481,12 +1503,17 @@ class BadInputSuite(RigCase):
         self.assertEqual(sorted((self.rig_state / "jobs").iterdir()), jobs)
         self.assertEqual(list(self.place.rglob("P")), [], "an attack ran as a command")
 
+    def required(self, tool: Tool, but: str = "") -> dict[str, str]:
+        """A fitting value for every argument that `tool` requires, `but` aside."""
+        names = [name for name in tool.input_schema.get("required", []) if name != but]
+        return {name: self.stand_ins.get(name, "hello") for name in names}
+
     def _strings(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """(tool, parameter, the other arguments that the tool requires) of each string."""
         for tool in self.tools:
             for name, schema in parameters_of(tool).items():
                 if schema.get("type") == "string":
-                    yield tool.name, name, _required(tool, name)
+                    yield tool.name, name, self.required(tool, name)
 
     def test_every_attack_on_every_string_of_every_tool(self) -> None:
         attacked = passed = 0
@@ -1532,7 +1559,7 @@ class BadInputSuite(RigCase):
         numbers = 0
         with self.unharmed() as server:
             for tool in self.tools:
-                required = _required(tool)
+                required = self.required(tool)
                 for name, schema in parameters_of(tool).items():
                     if schema.get("type") not in ("integer", "number"):
                         continue
@@ -1549,10 +1576,11 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool in self.tools:
                 for name in tool.input_schema.get("required", []):
-                    fault = call_fault(server.call(tool.name, _required(tool, name)))
+                    fault = call_fault(server.call(tool.name, self.required(tool, name)))
                     self.assertTrue(_tells(fault, name), f"{tool.name}: {fault}")
                 for stranger in ("confirm", "__class__", "ctx", "self", "a\nb", "x" * 10_000):
-                    fault = call_fault(server.call(tool.name, {**_required(tool), stranger: "yes"}))
+                    arguments = {**self.required(tool), stranger: "yes"}
+                    fault = call_fault(server.call(tool.name, arguments))
                     self.assertTrue(fault.startswith("INVALID "), f"{tool.name}: {fault[:200]}")
                     self.assertLess(len(fault), 10_000)
 
@@ -1718,10 +1746,14 @@ _OLD_LIBRARY = (
 class DiagnosingSuite(RigCase):
     """The line, the cause, the change; and nothing where nothing is wrong."""
 
+    async def failed_start(self, client: Client) -> None:
+        """Start what will fail, and see it fail."""
+        await self.refusal(client, "serve_model", "INTERNAL", wait_s=50)
+
     async def test_a_failed_start_is_explained(self) -> None:
         self.engine.script(crash=_OLD_LIBRARY)
         async with self.in_process() as client:
-            await self.refusal(client, "serve_model", "INTERNAL", wait_s=50)
+            await self.failed_start(client)
             found = await self.answer(client, "analyze_logs")
             self.assertTrue(found["found"], found)
             self.assertIn("gemma9", found["line"])
@@ -1803,24 +1835,30 @@ class DiagnosingSuite(RigCase):
 # A limit on the size of files stands in for the full disk: it needs no privilege and no mount, and
 # the writes fail in the same place.
 
-_NO_FILE_GROWS = """
+# The soft limit alone, so that a program which stands at the edge can lift it for itself.
+NO_FILE_GROWS = """
 import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 """
 
 
 class FullDiskSuite(RigCase):
     """What cannot be written down is not started, and says so."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    preamble: ClassVar[str] = ""  # of the runner that is the rig's server
+    looking: ClassVar[tuple[str, ...]] = ("get_system_status", "wait_for_model_ready", "get_help")
+
     def _refused(self, server: RawServer, *words: str) -> None:
-        """serve_model is DENIED with `words`, and everything that only looks still answers."""
+        """A start is DENIED with `words`, and everything that only looks still answers."""
         starts = len(self.engine.starts())
-        fault = call_fault(server.call("serve_model", {}))
+        fault = call_fault(server.call(self.starting_tool, dict(self.starting_arguments)))
         self.assertTrue(fault.startswith("DENIED "), fault)
         for word in (*words, " Next: "):
             self.assertIn(word, fault)
-        for tool in ("get_system_status", spelled("wait_for_model_ready"), "get_help"):
-            self.assertEqual(call_fault(server.call(tool, {})), "", tool)
+        for tool in self.looking:
+            self.assertEqual(call_fault(server.call(spelled(tool), {})), "", tool)
         status = server.call("get_system_status", {})["result"]["structuredContent"]
         self.assertEqual(status["state"], "stopped")
         self.assertEqual(self.processes(), [])
@@ -1828,7 +1866,7 @@ class FullDiskSuite(RigCase):
         self.assertTrue(server.answers_ping())
 
     def test_the_disk_is_full(self) -> None:
-        runner = self.write_runner("full.py", _NO_FILE_GROWS)
+        runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
         for known in (False, True):  # on the very first start, and later
             with self.subTest(known):
                 shutil.rmtree(self.state, ignore_errors=True)
@@ -1841,9 +1879,8 @@ class FullDiskSuite(RigCase):
     def test_a_file_stands_where_the_folder_should_be(self) -> None:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.write_text("not a folder")
-        server_file = self.rig_folder / "server.py"
         try:
-            with raw_server(server_file, self.environment, self.stderr_file) as server:
+            with raw_server(self.server_file, self.environment, self.stderr_file) as server:
                 self._refused(server, str(self.state))
         finally:
             self.state.unlink()
@@ -1872,7 +1909,7 @@ class FullDiskSuite(RigCase):
         ) as server:
             ready = server.call("serve_model", {"wait_s": 50})["result"]["structuredContent"]
             self.assertEqual(ready["state"], "ready")
-        runner = self.write_runner("full.py", _NO_FILE_GROWS)
+        runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
         with raw_server(runner, self.environment, self.stderr_file) as server:
             self.assertEqual(call_fault(server.call("query_gemma4", {"prompt": "hello"})), "")
             self.assertEqual(call_fault(server.call("stop_model", {})), "")
@@ -2009,10 +2046,18 @@ _WAYS_TO_LEAVE = {
 class LeavingSuite(RigCase):
     """The server leaves when it is told to; what it detached stays, and is found again."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    attached: ClassVar[int] = 1  # children of a call that looks before it starts something
+
+    def begin_start(self, server: RawServer) -> int:
+        """Ask for what would start something; the request's number."""
+        call = {"name": self.starting_tool, "arguments": dict(self.starting_arguments)}
+        return server.send("tools/call", call)
+
     @contextmanager
     def server(self) -> Iterator[RawServer]:
-        server_file = self.rig_folder / "server.py"
-        with raw_server(server_file, self.environment, self.stderr_file) as server:
+        with raw_server(self.server_file, self.environment, self.stderr_file) as server:
             yield server
 
     def leave(self, server: RawServer, way: int) -> None:
@@ -2026,6 +2071,18 @@ class LeavingSuite(RigCase):
         self.assertEqual(status, _WAYS_TO_LEAVE[signal.Signals(way) if way else 0])
         self.assertLess(time.monotonic() - begun, LEAVE_WITHIN_S)
 
+    async def children(self, server: RawServer) -> list[psutil.Process]:
+        """The server's children, as soon as the call has as many as it starts."""
+        process = psutil.Process(server.process.pid)
+
+        def enough() -> list[psutil.Process]:
+            found = process.children()
+            return found if len(found) >= self.attached else []
+
+        children: list[psutil.Process] = await self.until(enough, "no child was started")
+        self.assertEqual(len(children), self.attached)
+        return children
+
     async def test_when_it_is_idle(self) -> None:
         for way in (signal.SIGHUP, 0):  # the others are tried below, in harder places
             with self.subTest(way), self.server() as server:
@@ -2037,10 +2094,8 @@ class LeavingSuite(RigCase):
             with self.subTest(way), self.server() as server:
                 self.engine.hold_environment_check(True)
                 try:
-                    server.send("tools/call", {"name": "serve_model", "arguments": {}})
-                    process = psutil.Process(server.process.pid)
-                    children = await self.until(process.children, "no child was started")
-                    self.assertEqual(len(children), 1)
+                    self.begin_start(server)
+                    children = await self.children(server)
                     self.leave(server, way)
                     gone, alive = psutil.wait_procs(children, timeout=LEAVE_WITHIN_S)
                     self.assertEqual(alive, [], "an attached child was left")
@@ -2053,9 +2108,8 @@ class LeavingSuite(RigCase):
         with self.server() as server:
             self.engine.hold_environment_check(True)
             try:
-                number = server.send("tools/call", {"name": "serve_model", "arguments": {}})
-                process = psutil.Process(server.process.pid)
-                children = await self.until(process.children, "no child was started")
+                number = self.begin_start(server)
+                children = await self.children(server)
                 server.send_text(
                     b'{"jsonrpc":"2.0","method":"notifications/cancelled",'
                     b'"params":{"requestId":%d}}' % number
@@ -2066,7 +2120,11 @@ class LeavingSuite(RigCase):
                 self.engine.hold_environment_check(False)
             self.assertTrue(server.answers_ping())
             # The lock that the call held is free again.
-            self.assertEqual(call_fault(server.call("serve_model", {"wait_s": 50})), "")
+            self.assert_starts(server)
+
+    def assert_starts(self, server: RawServer) -> None:
+        """What was refused or broken off before works now."""
+        self.assertEqual(call_fault(server.call("serve_model", {"wait_s": 50})), "")
 
     async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
         for way in (signal.SIGINT, 0):
@@ -2232,9 +2290,8 @@ class OutgoingSuite(RigCase):
 
     @contextmanager
     def server(self, **environment: str) -> Iterator[RawServer]:
-        server_file = self.rig_folder / "server.py"
         surroundings = {**self.environment, **environment}
-        with raw_server(server_file, surroundings, self.stderr_file) as server:
+        with raw_server(self.server_file, surroundings, self.stderr_file) as server:
             yield server
 
     def assert_protocol_only(self, server: RawServer) -> None:
@@ -2352,6 +2409,17 @@ class OutgoingSuite(RigCase):
 class ReadOnlySuite(RigCase):
     """The gate stands before every mutating tool, in process and over stdio, and moves at once."""
 
+    stopping_tool: ClassVar[str] = "stop_model"
+
+    async def nothing_is_waited_for(self, client: Client) -> None:
+        """Waiting for a model is allowed, and tells that there is none."""
+        waited = await self.answer(client, "wait_for_model_ready", wait_s=0)
+        self.assertEqual(waited["state"], "stopped")
+
+    async def stop(self, client: Client) -> None:
+        """End what serves, by the rig's tool."""
+        await self.answer(client, self.stopping_tool)
+
     def _mutating(self) -> list[str]:
         return [name for name, effect in rig_under_test().tools.items() if effect != "reads"]
 
@@ -2383,24 +2451,23 @@ class ReadOnlySuite(RigCase):
                 self.assertEqual(len(await listed_tools(client)), len(rig_under_test().tools))
                 status = await self.answer(client, "get_system_status")
                 self.assertEqual(status["settings"]["RIG_READ_ONLY"], "True (environment)")
-                waited = await self.answer(client, "wait_for_model_ready", wait_s=0)
-                self.assertEqual(waited["state"], "stopped")
+                await self.nothing_is_waited_for(client)
 
     async def test_the_file_moves_the_gate_while_the_server_runs(self) -> None:
-        values = {"MODEL_NAME": self.model, "PORT": str(self.port)}
+        values = self.good_settings()
         try:
             async with self.in_process() as client:
                 await self.serve(client)
                 self.write_settings(**values, RIG_READ_ONLY="1")
-                await self.refusal(client, "stop_model", "DENIED")
+                await self.refusal(client, self.stopping_tool, "DENIED")
                 # A typing error in the file must not open the gate.
                 self.write_settings(**values, RIG_READ_ONLY="1", DTIPE="float32")
-                await self.refusal(client, "stop_model", "DENIED")
+                await self.refusal(client, self.stopping_tool, "DENIED")
                 self.write_settings(**values, RIG_READ_ONLY="1")
                 self.assertEqual(len(self.processes("server")), 1)
                 await self.answer(client, "query_gemma4", prompt="still there?")
                 self.write_settings(**values, RIG_READ_ONLY="0")
-                await self.answer(client, "stop_model")
+                await self.stop(client)
                 await self.assert_all_gone()
         finally:
             self.write_settings(**values)
@@ -2621,8 +2688,18 @@ class ServingSuite(RigCase):
 class SettingsSuite(RigCase):
     """Whoever edits tpu.env learns the file, the key and the remedy, without a restart."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    stopping_tool: ClassVar[str] = "stop_model"  # needs no value; empty where there is no such
+    defaulted: ClassVar[tuple[str, str]] = ("DTYPE", "bfloat16")  # a key, and its own value
+
     def _good(self) -> str:
-        return f"MODEL_NAME={self.model}\nPORT={self.port}\n"
+        return "".join(f"{key}={value}\n" for key, value in self.good_settings().items())
+
+    async def refused_start(self, client: Client) -> str:
+        """The refusal of what would start something."""
+        arguments = dict(self.starting_arguments)
+        return await self.refusal(client, self.starting_tool, "INVALID", **arguments)
 
     def _faults(self) -> dict[str, tuple[str, str]]:
         """Each fault by name: the file's text, and the words that must stand in the error."""
@@ -2648,10 +2725,11 @@ class SettingsSuite(RigCase):
             with self.subTest(name):
                 self.write_settings_text(text)
                 async with self.in_process() as client:
-                    fault = await self.refusal(client, "serve_model", "INVALID")
+                    fault = await self.refused_start(client)
                     self.assertIn(words, fault)
                     self.assertIn("tpu.env", fault)
-                    await self.answer(client, "stop_model")  # needs no value of it
+                    if self.stopping_tool:
+                        await self.answer(client, self.stopping_tool)
                     status = await self.answer(client, "get_system_status")
                     self.assertIn(words, " ".join(status["notes"]))
                     self.assertIn(words, await self.text(client, "get_help"))
@@ -2666,7 +2744,7 @@ class SettingsSuite(RigCase):
         path.unlink()
         try:
             async with self.over_stdio() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn(str(path), text)
                 self.assertIn(" Next: ", text)
                 status = await self.answer(client, "get_system_status")
@@ -2680,7 +2758,7 @@ class SettingsSuite(RigCase):
         try:
             (self.rig_folder / "tpu.env").write_bytes(b"MODEL_NAME=\xff\xfe\x00\n")
             async with self.in_process() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn("tpu.env", text)
                 status = await self.answer(client, "get_system_status")
                 self.assertIn("tpu.env", " ".join(status["notes"]))
@@ -2689,22 +2767,25 @@ class SettingsSuite(RigCase):
 
     async def test_an_ambient_variable_wins_and_the_status_says_so(self) -> None:
         other = free_port()
-        with mock.patch.dict("os.environ", PORT=str(other), DTYPE=""):
+        key, value = self.defaulted
+        with mock.patch.dict("os.environ", {"PORT": str(other), key: ""}):
             async with self.in_process() as client:
                 values = (await self.answer(client, "get_system_status"))["settings"]
                 self.assertEqual(values["PORT"], f"{other} (environment)")
                 self.assertEqual(values["MODEL_NAME"], f"{self.model} (tpu.env)")
-                self.assertEqual(values["DTYPE"], "bfloat16 (default)")
+                self.assertEqual(values[key], f"{value} (default)")
                 self.assertIn(f"`PORT={other}` (environment)", await self.text(client, "get_help"))
 
     async def test_an_ambient_variable_at_fault_is_told_from_the_file(self) -> None:
         with mock.patch.dict("os.environ", PORT="http"):
             async with self.in_process() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn("PORT (from the environment)", text)
 
     async def test_a_comment_a_quote_and_a_blank_line_are_no_fault(self) -> None:
-        text = f"# words = more\n\nMODEL_NAME='{self.model}'  # why\nPORT=\"{self.port}\"\r\n"
+        good = {**self.good_settings(), "MODEL_NAME": f"'{self.model}'  # why"}
+        good["PORT"] = f'"{self.port}"\r'
+        text = "# words = more\n\n" + "".join(f"{key}={value}\n" for key, value in good.items())
         try:
             self.write_settings_text(text)
             async with self.in_process() as client:
@@ -2715,7 +2796,7 @@ class SettingsSuite(RigCase):
 
     async def test_a_shell_gets_the_values_as_the_server_read_them(self) -> None:
         folder = self.place / "models" / "with a blank"
-        self.write_settings_text(f"MODEL_NAME='{folder}'\nPORT={self.port}\n")
+        self.write_settings_text(self._good().replace(self.model, f"'{folder}'"))
         try:
             done = subprocess.run(
                 [sys.executable, str(self.rig_folder / "server.py"), "env"],

@@ -4,32 +4,37 @@
 
     python3 triage.py FILE        a log of any size and any bytes; - reads standard input
     … | python3 triage.py
+    … | python3 triage.py --refusal     a provider's refusal of a machine: its reason, and how far
 
 Deterministic, offline, and nothing but the standard library: it needs no server, no model and no
 installed package. The log is data: nothing in it is followed, secrets in it are not shown. Exit
-status: 0 no failure found, 1 a failure was found or errors stand unexplained, 2 wrong usage.
+status: 0 no failure found (no known refusal), 1 one was found or errors stand unexplained, 2 wrong
+usage.
 """
 
 # Contents, by line:
-#    51 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   156 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
-#   270 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
-#   562 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
-#   823 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
-#   942 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
-#  1062 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
-#  1238 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
-#  1563 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
-#  1853 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
-#  2105 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
-#  2375 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2467 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
-#  2690 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
-#  2756 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
-#  2999 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
-#  3024 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
-#  3094 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
-#  3135 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
+#    56 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   102 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   207 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
+#   321 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
+#   613 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
+#   874 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
+#   993 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
+#  1113 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
+#  1289 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
+#  1614 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
+#  1904 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
+#  2156 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
+#  2426 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2518 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
+#  2741 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
+#  2807 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
+#  3050 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
+#  3075 knowledge / refusal_answer: What a refused request for a machine means: the form that …
+#  3151 knowledge / refusal_reading: A provider's text as the refusal that it is: its reason, whom …
+#  3293 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
+#  3363 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
+#  3404 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
 
 from __future__ import annotations
 
@@ -43,10 +48,56 @@ import re
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+# ── ground / errors ───────────────────────────────────────────────────────────────────────────────
+# The one exception that a tool raises on purpose, and the closed set of its classes.
+#
+# Knows nothing about MCP: the guarded tool of the assembly turns it into the client's error text.
+
+ErrorClass = Literal[
+    "INVALID",
+    "DENIED",
+    "NOT_FOUND",
+    "EXISTS",
+    "QUOTA",
+    "CAPACITY",
+    "AUTH",
+    "UNKNOWN",
+    "TIMEOUT",
+    "UNREACHABLE",
+    "PARTIAL",
+    "BUSY",
+    "CANCELLED",
+    "INTERNAL",
+]
+
+
+class RigError(Exception):
+    """An anticipated failure: its class, what happened and why, and the next step.
+
+    `str()` gives the text that a client sees: ``CLASS what. Next: step``. The class is always the
+    first word, so that an agent can branch on it without reading prose.
+    """
+
+    def __init__(self, error_class: ErrorClass, what: str, next_step: str = "") -> None:
+        super().__init__(error_class, what, next_step)
+        self.error_class: ErrorClass = error_class
+        self.what = what
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        text = f"{self.error_class} {self.what.rstrip('.')}."
+        return f"{text} Next: {self.next_step}" if self.next_step else text
+
+
+def invalid_parameter(parameter: str, why: str) -> RigError:
+    """The refusal of one argument, by its name. The value is never repeated: it may be a secret."""
+    return RigError("INVALID", f"{parameter}: {why}; nothing was started")
+
 
 # ── ground / redact ───────────────────────────────────────────────────────────────────────────────
 # Everything that leaves the rig passes here: secrets out, control characters out, bounded.
@@ -3021,6 +3072,224 @@ def failure_bank() -> FailureBank:
     return FailureBank(found)
 
 
+# ── knowledge / refusal_answer ────────────────────────────────────────────────────────────────────
+# What a refused request for a machine means: the form that triage.py prints and a sweep reads.
+#
+# Knows the classes of errors, no wording and no provider.
+
+RefusalReason = Literal[
+    "stockout",
+    "expired",
+    "not offered",
+    "price",
+    "quota",
+    "transient",
+    "permission",
+    "auth",
+    "usage",
+    "unknown",
+]
+RefusalScope = Literal["zone", "region", "market", "project"]
+
+STOPPING_REASONS: tuple[RefusalReason, ...] = ("permission", "auth", "usage")
+
+# What a class allows its text to refine it to, its own meaning first. A class that is not here
+# says nothing about the reason, and the text decides.
+CLASS_READINGS: dict[ErrorClass, tuple[RefusalReason, ...]] = {
+    "CAPACITY": ("stockout", "expired", "not offered", "price"),
+    "QUOTA": ("quota",),
+    "DENIED": ("permission", "usage", "auth"),
+    "AUTH": ("auth", "permission"),
+    "INVALID": ("usage", "not offered", "transient"),
+    "UNKNOWN": ("unknown",),
+    "TIMEOUT": ("unknown",),
+    "UNREACHABLE": ("unknown",),
+    "PARTIAL": ("unknown",),
+    "CANCELLED": ("unknown",),
+    "EXISTS": ("unknown",),
+    "BUSY": ("transient",),
+}
+REFUSAL_CHARACTERS = 20_000  # that are read of a text, its last ones; providers' own have 2,000
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A provider's refusal, read. `hints` are the zones that it named as having capacity.
+
+    `said` is the deciding line, redacted; `kind` the signature that matched, empty where only the
+    error's class was understood.
+    """
+
+    reason: RefusalReason
+    scope: RefusalScope
+    said: str
+    kind: str = ""
+    hints: tuple[str, ...] = ()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the sweep ends with it: no other place would answer differently."""
+        return self.reason in STOPPING_REASONS or self.scope == "project"
+
+
+# What reads a provider's text: the text, and what the plane made of it, if anything. A RigError
+# means that nothing was read.
+RefusalReader = Callable[[str, ErrorClass | None], Awaitable[Refusal]]
+
+
+def class_refusal(error_class: ErrorClass | None, said: str) -> Refusal:
+    """What an error's class says by itself, where no text tells more; `said` as it may be quoted.
+
+    Without a class, or with one whose fate is not known, that is "unknown": then nothing may be
+    taken for absent before it was read.
+    """
+    readings = CLASS_READINGS.get(error_class, ()) if error_class is not None else ()
+    reason = readings[0] if readings else "transient" if error_class == "INTERNAL" else "unknown"
+    return Refusal(reason, "region" if reason == "quota" else "zone", said)
+
+
+# ── knowledge / refusal_reading ───────────────────────────────────────────────────────────────────
+# A provider's text as the refusal that it is: its reason, whom it shuts out, and what it hints at.
+#
+# Reads with the failure bank's signatures and those of requests; asks nobody and remembers nothing.
+
+# What a provider says to a request and no log of a machine holds; the rest is the failure bank's.
+_REQUEST_SIGNATURES = r"""
+== request_no_capacity | root | certain
+line code: *UNSUPPORTED_OPERATION\b|^\W*UNSUPPORTED_OPERATION\b
+cause The zone cannot make this machine now.
+change act another zone
+futile the same zone at once
+
+== request_fault | fault | certain
+line \b(?:INTERNAL_ERROR|BACKEND_ERROR|InternalError|InternalFailure)\b
+line Internal error\. Please try again
+line \b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Time-?out)
+line \((?:Throttling|Unavailable|ServiceUnavailable)\)|^\W*Throttling\W*$
+cause The provider failed at it; nothing is wrong with the request.
+change act ask again once, then elsewhere
+futile changing the request
+
+== request_usage | root | certain
+line \(gcloud\.[\w.-]+\) .{0,200}(?:Invalid choice|unrecognized arguments|Must be specified)
+line \((?:InvalidParameter(?:Value|Combination)|MissingParameter|ValidationError|Invalid\w+Malformed
+  )\)
+unless iamInstanceProfile
+cause The request itself is wrong, or the provider's tool is too old for it.
+change act correct the request, or update the tool
+futile any other zone
+
+== request_account | root | certain
+line \((?:Blocked|AccountDisabled)\)|account is currently blocked
+line Required 'Alpha Access' permission
+cause The account may not ask for this.
+change act a person settles it with the provider
+futile any other zone
+"""
+
+_REASON_OF_KIND: dict[str, RefusalReason] = {
+    "gce_stockout": "stockout",
+    "tpu_stockout": "stockout",
+    "ec2_stockout": "stockout",
+    "do_region": "stockout",
+    "spot_preempted": "stockout",
+    "request_no_capacity": "stockout",
+    "flex_start_expired": "expired",
+    "qr_failed_or_suspended": "expired",
+    "ec2_type_not_in_zone": "not offered",
+    "machine_type_not_here": "not offered",
+    "tpu_reserved_capacity": "not offered",
+    "spot_price_too_low": "price",
+    "gce_regional_quota": "quota",
+    "tpu_quota_held": "quota",
+    "gpu_quota_global": "quota",
+    "ec2_spot_count": "quota",
+    "ec2_vcpu_quota": "quota",
+    "do_droplet_limit": "quota",
+    "api_rate_limit": "transient",
+    "invalid_iam_profile": "transient",
+    "request_fault": "transient",
+    "host_maintenance": "transient",
+    "gcp_permission_denied": "permission",
+    "service_account_user": "permission",
+    "insufficient_scopes": "permission",
+    "api_not_enabled": "permission",
+    "org_policy": "permission",
+    "tpu_machine_not_allowed": "permission",
+    "aws_unauthorized": "permission",
+    "billing_disabled": "permission",
+    "request_account": "permission",
+    "gcloud_no_account": "auth",
+    "aws_no_credentials": "auth",
+    "do_unauthorized": "auth",
+    "resource_not_found": "usage",
+    "aws_no_region": "usage",
+    "do_image": "usage",
+    "request_usage": "usage",
+    "resource_exists": "unknown",
+}
+# These limits are of the whole project: no other place helps.
+_PROJECT_QUOTAS = ("gpu_quota_global", "do_droplet_limit")
+
+_ZONE_SHAPE = re.compile(r"[a-z]+(?:-[a-z]+)+-?\d+-?[a-z]|[a-z]+-[a-z]+\d+-[a-z0-9]+")
+
+
+@functools.cache
+def _refusal_bank() -> FailureBank:
+    """The bank's signatures of requests. The stages of a running machine are left out."""
+    texts: tuple[tuple[FailureStage, str], ...] = (
+        ("capacity", CAPACITY_SIGNATURES + _REQUEST_SIGNATURES),
+        ("quota", QUOTA_SIGNATURES),
+        ("permission", PERMISSION_SIGNATURES),
+        ("client", CLIENT_SIGNATURES),
+    )
+    return FailureBank([s for stage, text in texts for s in parse_signatures(stage, text)])
+
+
+def read_refusal(text: str, error_class: ErrorClass | None = None) -> Refusal:
+    """What a provider's refusal means; `error_class` is what the plane made of it, if anything.
+
+    A class decides over the text and the text refines it. What neither explains is "unknown": then
+    nothing may be taken for absent before it was read.
+    """
+    text = text[-REFUSAL_CHARACTERS:]
+    rows = [row.encode("utf-8", "replace") for row in text.splitlines()]
+    matches = [m for m in _refusal_bank().diagnose(LogLines(rows)) if _tells_reason(m)]
+    readings = CLASS_READINGS.get(error_class) if error_class is not None else None
+    for match in matches:
+        reason = _REASON_OF_KIND[match.signature.kind]
+        if readings is None or reason in readings:
+            return Refusal(
+                reason,
+                _refusal_scope(reason, match),
+                match.line,
+                match.signature.kind,
+                _hinted_zones(match.numbers.get("zones", "")) if reason == "stockout" else (),
+            )
+    return class_refusal(error_class, quoted_line(text))
+
+
+def _tells_reason(match: FailureMatch) -> bool:
+    return match.signature.kind in _REASON_OF_KIND
+
+
+def _refusal_scope(reason: RefusalReason, match: FailureMatch) -> RefusalScope:
+    if reason == "price":
+        return "market"
+    if reason != "quota":
+        return "zone"
+    if match.signature.kind in _PROJECT_QUOTAS:
+        return "project"
+    # The Cloud TPU API has quotas by zone and names the zone; every other one is by region.
+    named = match.numbers.get("region", "")
+    return "zone" if _ZONE_SHAPE.fullmatch(named) else "region"
+
+
+def _hinted_zones(text: str) -> tuple[str, ...]:
+    words = re.split(r"[,\s]+", text.strip().lower())
+    return tuple(dict.fromkeys(word for word in words if _ZONE_SHAPE.fullmatch(word)))
+
+
 # ── boundaries / log_text ─────────────────────────────────────────────────────────────────────────
 # Logs from outside as rows: bounded, of any bytes, tens of megabytes in a moment.
 #
@@ -3150,27 +3419,51 @@ def answer_text(answer: LogAnswer) -> str:
     return "\n".join(lines)
 
 
+def refusal_text(refusal: Refusal) -> str:
+    """`refusal` for people."""
+    lines = [f"{refusal.reason} (of the {refusal.scope}): {refusal.said}"]
+    lines += [f"  the provider names: {', '.join(refusal.hints)}"] if refusal.hints else []
+    lines += ["  no other place would answer differently"] if refusal.stops else []
+    return "\n".join(lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="triage.py",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="Exit status: 0 no failure found, 1 a failure was found or errors are unexplained.",
+        epilog="Exit status: 0 no failure and no known refusal found, 1 one was found or errors "
+        "are unexplained.",
     )
     parser.add_argument("file", nargs="?", default="-", help="a log; - is standard input")
     parser.add_argument("--json", action="store_true", help="the whole answer as one JSON object")
+    parser.add_argument(
+        "--refusal", action="store_true", help="the text is a provider's refusal of a machine"
+    )
+    parser.add_argument(
+        "--error-class", choices=get_args(ErrorClass), help="what a rig made of that refusal"
+    )
     arguments = parser.parse_args(argv)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT, resource.RLIM_INFINITY))
     try:
-        answer = triage_log(_read(arguments.file))
+        data = _read(arguments.file)
     except OSError as error:
         print(f"triage.py: {clean(arguments.file, 300)}: {error.strerror}", file=sys.stderr)
         return 2
-    if arguments.json:
+    if arguments.refusal:
+        refusal = read_refusal(data.decode("utf-8", "replace"), arguments.error_class)
+        _print_answer(refusal, refusal_text(refusal), arguments.json)
+        return 0 if refusal.reason == "unknown" else 1
+    answer = triage_log(data)
+    _print_answer(answer, answer_text(answer), arguments.json)
+    return 1 if answer.failures or answer.unexplained_count else 0
+
+
+def _print_answer(answer: LogAnswer | Refusal, text: str, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
     else:
-        print(clean(answer_text(answer)))
-    return 1 if answer.failures or answer.unexplained_count else 0
+        print(clean(text))
 
 
 def _read(name: str) -> bytes:

@@ -13,7 +13,7 @@ sys.exit(main())
 
 
 def write_programs(folder: Path) -> None:
-    """Write loadgen.py and triage.py into `folder`, each running its source in the forge."""
+    """Write the programs beside a server into `folder`, each running its source in the forge."""
     root = str(Path(__file__).resolve().parents[1])
-    for name in ("loadgen", "triage"):
+    for name in ("loadgen", "triage", "probe", "plan"):
         (folder / f"{name}.py").write_text(PROGRAM.format(root=root, name=name))

@@ -28,8 +28,8 @@ from forge.bench_sweep import (
     unsafe_markets,
 )
 from forge.parts.ground.errors import RigError
+from forge.parts.knowledge.refusal_reading import read_refusal
 from forge.parts.knowledge.sweep_plan import SweepPlace, SweepRequest
-from forge.parts.knowledge.sweep_refusals import read_refusal
 from forge.sweep_market import (
     MARKET_ZONES,
     OTHER_MODELS,

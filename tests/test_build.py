@@ -78,6 +78,8 @@ class BuildTests(ForgeCopyCase):
                     "server.py",
                     "loadgen.py",
                     "triage.py",
+                    "probe.py",
+                    "plan.py",
                     "test_server.py",
                     "requirements.txt",
                     "requirements-runtime.txt",

@@ -24,6 +24,7 @@ from mcp import Client, StdioServerParameters
 
 from forge.naming import skill_name, slug
 from tests.forge_copy import (
+    FIRST_RIG,
     RIGS,
     ROOT,
     ForgeCopyCase,
@@ -193,8 +194,11 @@ class CloneWithoutForgeTests(ForgeCopyCase):
             self.assertEqual(text, (skills / name / "SKILL.md").read_bytes())
 
     def test_its_own_tests_pass(self) -> None:
+        """Of all but the first rig a part: tests/run.py runs each whole suite with even less, in a
+        copy of the rig that lies alone."""
         for rig in RIGS:
-            self.assertRegex(self.make(rig, "test"), r"(?m)^Ran \d\d+ tests in")
+            part = () if rig == FIRST_RIG else ("TESTS=test_server.CatalogueSuite",)
+            self.assertRegex(self.make(rig, "test", *part), r"(?m)^Ran \d+ tests in")
 
 
 class ImportTests(unittest.TestCase):

@@ -27,11 +27,8 @@ from forge.parts.toolsets.probing import ProbingToolset
 from forge.parts.toolsets.reports import ReportsToolset
 from forge.parts.toolsets.second_opinion import DiagnosisSettings
 from forge.parts.toolsets.serving import ServingToolset
-from forge.parts.toolsets.vllm_tools import (
-    VllmBenchToolset,
-    VllmInstallToolset,
-    VllmQueryToolset,
-)
+from forge.parts.toolsets.vllm_query import VllmQueryToolset
+from forge.parts.toolsets.vllm_tools import VllmBenchToolset, VllmInstallToolset
 from forge.parts.toolsets.work import JobsToolset
 
 

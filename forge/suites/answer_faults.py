@@ -34,8 +34,7 @@ class AnswerFaultSuite(RigCase):
 
     def _let_wait(self, seconds: str) -> None:
         """Set the longest wait for an answer, while the server runs."""
-        values = {"MODEL_NAME": self.model, "PORT": str(self.port)}
-        self.write_settings(**values, QUERY_TIMEOUT_S=seconds)
+        self.write_settings(**self.good_settings(), QUERY_TIMEOUT_S=seconds)
 
     async def _measured(self, client: Client) -> dict[str, Any]:
         return await self.answer(client, "query_gemma4_with_stats", prompt="hello")

@@ -8,7 +8,7 @@ journal, the fake engine's own notes, the file system.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -53,19 +53,13 @@ ATTACK_CORPUS = (
 # A log pasted into these is read as data, whatever it holds: nothing in it can be refused.
 _LOG_TEXTS = (("analyze_logs", "text"), ("suggest_sre_remediation", "text"))
 # What a required argument is given while another one is attacked.
-_STAND_INS = {
+STAND_INS = {
     "first": "2026-01-01-gemma4-e2b-vllm-cpu",
     "second": "2026-01-02-gemma4-e2b-vllm-cpu",
     "name": "2026-01-01-gemma4-e2b-vllm-cpu",
     "job_id": "serve-20260101-000000-abcdef",
 }
 _WRONG_TYPES: tuple[Any, ...] = (5, 1.5, True, None, [], ["a"], {}, {"a": 1})
-
-
-def _required(tool: Tool, but: str = "") -> dict[str, str]:
-    """A fitting value for every argument that `tool` requires, `but` aside."""
-    names = [name for name in tool.input_schema.get("required", []) if name != but]
-    return {name: _STAND_INS.get(name, "hello") for name in names}
 
 
 def _tells(fault: str, parameter: str) -> bool:
@@ -77,6 +71,7 @@ class BadInputSuite(RigCase):
     """Nothing that a confused or steered agent sends starts anything that it should not."""
 
     keeps_running = True
+    stand_ins: ClassVar[Mapping[str, str]] = STAND_INS
     tools: list[Tool]
     server: ClassVar[RawServer]
 
@@ -106,12 +101,17 @@ class BadInputSuite(RigCase):
         self.assertEqual(sorted((self.rig_state / "jobs").iterdir()), jobs)
         self.assertEqual(list(self.place.rglob("P")), [], "an attack ran as a command")
 
+    def required(self, tool: Tool, but: str = "") -> dict[str, str]:
+        """A fitting value for every argument that `tool` requires, `but` aside."""
+        names = [name for name in tool.input_schema.get("required", []) if name != but]
+        return {name: self.stand_ins.get(name, "hello") for name in names}
+
     def _strings(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """(tool, parameter, the other arguments that the tool requires) of each string."""
         for tool in self.tools:
             for name, schema in parameters_of(tool).items():
                 if schema.get("type") == "string":
-                    yield tool.name, name, _required(tool, name)
+                    yield tool.name, name, self.required(tool, name)
 
     def test_every_attack_on_every_string_of_every_tool(self) -> None:
         attacked = passed = 0
@@ -157,7 +157,7 @@ class BadInputSuite(RigCase):
         numbers = 0
         with self.unharmed() as server:
             for tool in self.tools:
-                required = _required(tool)
+                required = self.required(tool)
                 for name, schema in parameters_of(tool).items():
                     if schema.get("type") not in ("integer", "number"):
                         continue
@@ -174,10 +174,11 @@ class BadInputSuite(RigCase):
         with self.unharmed() as server:
             for tool in self.tools:
                 for name in tool.input_schema.get("required", []):
-                    fault = call_fault(server.call(tool.name, _required(tool, name)))
+                    fault = call_fault(server.call(tool.name, self.required(tool, name)))
                     self.assertTrue(_tells(fault, name), f"{tool.name}: {fault}")
                 for stranger in ("confirm", "__class__", "ctx", "self", "a\nb", "x" * 10_000):
-                    fault = call_fault(server.call(tool.name, {**_required(tool), stranger: "yes"}))
+                    arguments = {**self.required(tool), stranger: "yes"}
+                    fault = call_fault(server.call(tool.name, arguments))
                     self.assertTrue(fault.startswith("INVALID "), f"{tool.name}: {fault[:200]}")
                     self.assertLess(len(fault), 10_000)
 

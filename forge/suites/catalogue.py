@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from mcp import Client
 from mcp.types import Tool
@@ -34,6 +34,9 @@ def parameters_of(tool: Tool) -> dict[str, dict[str, Any]]:
 
 class CatalogueSuite(RigCase):
     """The promise that a client reads before it calls anything."""
+
+    # Tools whose `token` is no secret of anybody's: another tool of the rig gives it, for one use.
+    plan_tokens: ClassVar[frozenset[str]] = frozenset()
 
     async def test_exactly_the_promised_tools_in_both_protocol_modes(self) -> None:
         for mode in PROTOCOL_MODES:
@@ -92,6 +95,8 @@ class CatalogueSuite(RigCase):
             tools = await listed_tools(client)
         for tool in tools:
             for name in parameters_of(tool):
+                if name == "token" and tool.name in self.plan_tokens:
+                    continue
                 words = set(name.lower().split("_"))
                 self.assertFalse(words & {*_WORDS_OF_A_SECRET, "url", "host", "endpoint"}, name)
 

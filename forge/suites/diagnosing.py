@@ -10,6 +10,8 @@ import json
 import subprocess
 import sys
 
+from mcp import Client
+
 from forge.suites.rig_case import RigCase
 
 _KV = (
@@ -25,10 +27,14 @@ _OLD_LIBRARY = (
 class DiagnosingSuite(RigCase):
     """The line, the cause, the change; and nothing where nothing is wrong."""
 
+    async def failed_start(self, client: Client) -> None:
+        """Start what will fail, and see it fail."""
+        await self.refusal(client, "serve_model", "INTERNAL", wait_s=50)
+
     async def test_a_failed_start_is_explained(self) -> None:
         self.engine.script(crash=_OLD_LIBRARY)
         async with self.in_process() as client:
-            await self.refusal(client, "serve_model", "INTERNAL", wait_s=50)
+            await self.failed_start(client)
             found = await self.answer(client, "analyze_logs")
             self.assertTrue(found["found"], found)
             self.assertIn("gemma9", found["line"])

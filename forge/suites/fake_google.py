@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from forge.suites.fake_google_compute import FakeCompute
+from forge.suites.fake_google_places import quota_info
 from forge.suites.fake_google_services import FakeLogging, FakeLogin, FakeSecrets
 from forge.suites.fake_google_tpu import FakeTpu
 from forge.suites.fake_google_world import GoogleRefusal, GoogleScript, GoogleWorld
@@ -172,7 +173,10 @@ class FakeGoogle:
             if not key.startswith(("CLOUDSDK_", "GOOGLE_")) and not key.lower().endswith("_proxy")
         }
         over = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
-        plain = ("SECRETMANAGER", "LOGGING", "SERVICEUSAGE", "CLOUDRESOURCEMANAGER", "OSLOGIN")
+        plain = (
+            *("SECRETMANAGER", "LOGGING", "SERVICEUSAGE", "CLOUDRESOURCEMANAGER", "OSLOGIN"),
+            "CLOUDQUOTAS",
+        )
         return {
             **kept,
             "HOME": str(folder),
@@ -216,6 +220,8 @@ class FakeGoogle:
             return self.compute.answer
         if path.startswith("/tpu/"):
             return self.tpu.answer
+        if "/quotaInfos/" in path:
+            return self._about_quota
         if path.startswith("/v2/entries"):
             return self.logging.answer
         if "/users/" in path:
@@ -235,6 +241,13 @@ class FakeGoogle:
                 return {"name": "/".join(parts[1:]), "state": "ENABLED"}
             return {"projectId": self.world.project, "lifecycleState": "ACTIVE"}
         raise GoogleRefusal(404, "NOT_FOUND", f"no such path: {path}", "notFound")
+
+    def _about_quota(
+        self, method: str, path: str, query: Mapping[str, str], body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The Cloud Quotas API: one quota's limits."""
+        self.world.check("quotas", path.strip("/").split("/")[2])
+        return quota_info(self.world, path)
 
     def opened(self, connection: socket.socket) -> None:
         with self.lock:

@@ -12,10 +12,12 @@ from typing import Any
 
 from forge.suites.fake_google_places import (
     MACHINE_TYPES,
+    SYSTEM_MESSAGES,
     image_entry,
     machine_types,
     quota_error,
     region_entry,
+    serial_output,
     stockout_error,
     zone_entry,
 )
@@ -35,7 +37,8 @@ class FakeCompute:
         self.disks: dict[Place, dict[str, Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
         self.metadata: list[dict[str, str]] = []
-        self.serial = "boot ok\n"
+        self.serial = "boot ok\n"  # of every machine that has written nothing of its own
+        self.caller = "user@example.com"  # who makes the requests, as operations name them
         self._ready: dict[Place, float] = {}  # when a queued machine gets its hardware
         self._done: dict[str, tuple[float, dict[str, Any] | None]] = {}
 
@@ -94,6 +97,18 @@ class FakeCompute:
         for place in [p for p in self.instances if p[1] == name]:
             self._end(place, "compute.instances.preempted")
 
+    def shut_down(self, name: str) -> None:
+        """The machine goes down from within: it stays, stopped, whatever its order says."""
+        for place in [p for p in self.instances if p[1] == name]:
+            machine, kind = self.instances[place], "compute.instances.guestTerminate"
+            self._operation(place[0], kind, machine["selfLink"], None, machine["id"])
+            machine["status"] = "TERMINATED"
+
+    def write_serial(self, name: str, text: str) -> None:
+        """Puts `text` at the end of what the machine wrote to its first serial port."""
+        for machine in [one for place, one in self.instances.items() if place[1] == name]:
+            machine["_serial"] = machine.get("_serial", "") + text
+
     # -- operations
 
     def link(self, path: str) -> str:
@@ -119,11 +134,13 @@ class FakeCompute:
             "targetId": target_id or number,
             "status": "RUNNING",
             "progress": 0,
-            "user": "system" if kind.startswith("compute.") else "user@example.com",
+            "user": "system" if kind.startswith("compute.") else self.caller,
             "insertTime": self.world.stamp(),
             "startTime": self.world.stamp(),
             "selfLink": self.link(f"{scope}/operations/{name}"),
         }
+        if kind in SYSTEM_MESSAGES:
+            operation["statusMessage"] = SYSTEM_MESSAGES[kind]
         if zone:  # a global one must have none: gcloud crashes over it
             operation["zone"] = self.link(f"zones/{zone}")
         self.operations[name] = operation
@@ -195,7 +212,7 @@ class FakeCompute:
 
     def _of(self, kind: str, zone: str) -> list[dict[str, Any]]:
         if kind == "machineTypes":
-            return machine_types(self.link, zone)
+            return [] if zone in self.world.script.unlisted else machine_types(self.link, zone)
         if kind == "operations":
             ours = self.link(f"zones/{zone}")
             return [one for one in self.operations.values() if one.get("zone") == ours]
@@ -243,7 +260,10 @@ class FakeCompute:
             page, more = self.world.paged(self._of(kind, zone), query)
             return {"items": page, **more}
         if kind == "machineTypes" and name in MACHINE_TYPES:
-            return next(one for one in self._of(kind, zone) if one["name"] == name)
+            found = [one for one in self._of(kind, zone) if one["name"] == name]
+            if not found:
+                raise self._missing(f"zones/{zone}/machineTypes/{name}")
+            return found[0]
         things = {"instances": self.instances, "disks": self.disks}.get(kind, {})
         found = things.get((zone, name))
         if found is None or (method == "GET" and not self.world.seen(found)):
@@ -261,9 +281,10 @@ class FakeCompute:
     ) -> dict[str, Any]:
         thing = (self.instances if kind == "instances" else self.disks)[place]
         if method == "GET" and verb == "serialPort":
-            start = int(query.get("start") or 0)
-            read = {"contents": self.serial[start:], "start": str(start)}
-            return {"kind": "compute#serialPortOutput", **read, "next": str(len(self.serial))}
+            if thing["status"] == "PENDING":
+                what = f"The resource '{thing['selfLink'].partition('/v1/')[2]}' is not ready"
+                raise GoogleRefusal(400, "FAILED_PRECONDITION", what, "resourceNotReady")
+            return serial_output(thing.get("_serial", self.serial), int(query.get("start") or 0))
         if method == "GET" and not verb:
             return _shown(thing)
         if method == "DELETE":
@@ -320,6 +341,7 @@ class FakeCompute:
                 "zone": self.link(f"zones/{zone}"),
                 "selfLink": link,
                 "labels": dict(wanted.get("labels", {})),
+                "description": wanted.get("description", ""),
                 "creationTimestamp": self.world.stamp(),
             }
             disk.update(source=link, _name=own)
@@ -343,6 +365,8 @@ class FakeCompute:
             "selfLink": link,
         }
         self._ready[place] = self.world.now + (script.queue_s if flexible else 0.0)
+        for disk in body.get("disks", []):
+            self.disks[place[0], disk["_name"]]["users"] = [link]
 
 
 def _shown(thing: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from forge.suites.fake_google_world import GoogleWorld, zone_region
+from forge.suites.fake_google_world import GoogleRefusal, GoogleWorld, zone_region
 
+SERIAL_BUFFER = 1_048_576  # characters of a serial port that are kept
+# What the provider says of an operation of its own, by the operation's type.
+SYSTEM_MESSAGES = {
+    "compute.instances.preempted": "Instance was preempted.",
+    "compute.instances.guestTerminate": "Instance terminated by guest OS shutdown.",
+}
 MACHINE_TYPES = ("ct6e-standard-1t", "ct6e-standard-4t", "g2-standard-8", "n2-standard-2")
 
 
@@ -86,3 +92,41 @@ def stockout_error(world: GoogleWorld, zone: str, body: dict[str, Any]) -> dict[
     info = {"reason": "resource_availability", "metadatas": seen}
     code = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
     return {"code": code, "message": what, "errorDetails": [{"errorInfo": info}]}
+
+
+def serial_output(text: str, start: int) -> dict[str, Any]:
+    """A serial port's text from `start` on: what is older than the buffer is gone, and a negative
+    start counts from the end."""
+    oldest = max(0, len(text) - SERIAL_BUFFER)
+    start = max(oldest, len(text) + start if start < 0 else start)
+    read = {"contents": text[start:], "start": str(start), "next": str(max(start, len(text)))}
+    return {"kind": "compute#serialPortOutput", **read}
+
+
+def quota_info(world: GoogleWorld, path: str) -> dict[str, Any]:
+    """A quota's description, as the Cloud Quotas API has it: by region, or by zone for the Cloud
+    TPU API; none is left where the script says so. Raises GoogleRefusal for what is not there."""
+    parts = path.strip("/").split("/")
+    service, name = parts[-3], parts[-1]
+    limits = world.script.quotas
+    if name not in limits:
+        what = f"Quota info {name} for service {service} was not found."
+        raise GoogleRefusal(404, "NOT_FOUND", what, "notFound")
+    zonal = service.startswith("tpu.")
+    places = world.script.zones if zonal else sorted(map(zone_region, world.script.zones))
+    infos: list[dict[str, Any]] = []
+    for place in dict.fromkeys(places):
+        full = any(place in (zone, zone_region(zone)) for zone in world.script.quota)
+        dimensions = {"zone" if zonal else "region": place}
+        if "FAMILY" in name:
+            dimensions["tpu_family"] = "CT6E"
+        details = {"value": "0" if full else str(limits[name])}
+        one = {"dimensions": dimensions, "details": details, "applicableLocations": [place]}
+        infos.append(one)
+    return {
+        "name": path.strip("/").partition("/")[2],
+        "quotaId": name,
+        "service": service,
+        "isPrecise": True,
+        "dimensionsInfos": infos,
+    }

@@ -13,12 +13,15 @@ from typing import Any
 from forge.suites.fake_google_world import GoogleRefusal, GoogleWorld, seconds_of
 
 _TPU_PATH = re.compile(
-    r"/tpu/(?:v1|v2|v2alpha1)/(projects/([^/]+)/locations)(?:/([^/]+)(?:/(\w+)(?:/([^/:]+))?)?)?"
+    r"/tpu/(v1|v2|v2alpha1)/(projects/([^/]+)/locations)(?:/([^/]+)(?:/(\w+)(?:/([^/:]+))?)?)?"
     r"(?::(\w+))?"
 )
 _TPU_TYPES = {
     "us-west4-a": ("v5litepod-1", "v5litepod-4"),
     "us-central1-a": ("v5litepod-1", "v5litepod-8"),
+    "us-south1-a": ("v5litepod-1",),
+    "us-west1-c": ("v5litepod-1",),
+    "europe-west4-b": ("v5litepod-1",),
     "us-east5-a": ("v6e-1", "v6e-4"),
     "us-east5-b": ("v6e-1", "v6e-4"),
 }
@@ -27,16 +30,26 @@ _TYPE_ROOT = "type.googleapis.com/google.cloud.tpu.v2"
 # Seconds of the clock from one state of a queued resource to the next, beside the wait itself.
 _STEP_S = 1.0
 _ENDED = ("FAILED", "SUSPENDED", "DELETING")
+_PREEMPTIBLE_QUOTA = "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI"
+_STANDARD_QUOTA = "TPUV5sLitepodPerProjectPerZoneForTPUAPI"
+# What the released API, v2, does not show of a queued resource.
+_ALPHA_FIELDS = ("provisioningModel", "runDuration", "bestEffort")
 
 
 class FakeTpu:
-    """The nodes, queued resources and operations of one project, each under its full name."""
+    """The nodes, queued resources and operations of one project, each under its full name.
+
+    `fixed` are the names of queued resources that the clock leaves as they are, `silent` those of
+    nodes that have not reported to the provider yet: no tunnel through IAP finds them.
+    """
 
     def __init__(self, world: GoogleWorld) -> None:
         self.world = world
         self.nodes: dict[str, dict[str, Any]] = {}
         self.queue: dict[str, dict[str, Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
+        self.fixed: set[str] = set()
+        self.silent: set[str] = set()
         self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
 
     # -- the life of things, by the clock
@@ -48,7 +61,8 @@ class FakeTpu:
                 if self.world.now >= thing.get("_gone", float("inf")):
                     del things[name]
         for name, resource in list(self.queue.items()):
-            if resource["state"]["state"] not in _ENDED:
+            short = name.rsplit("/", 1)[-1]
+            if resource["state"]["state"] not in _ENDED and short not in self.fixed:
                 self._settle_queued(name, resource)
         self._settle_operations()
 
@@ -66,9 +80,10 @@ class FakeTpu:
             if life and self.world.now >= resource["_active"] + life:
                 self._suspend(resource)
             return
-        if zone in script.quota:
-            limit = "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI"
-            what = f"Quota limit '{limit}' has been exceeded. Limit: 0 in zone {zone}."
+        if zone in script.quota or resource["_over"]:
+            limit = _quota_of(resource)
+            most = 0 if zone in script.quota else script.quotas[limit]
+            what = f"Quota limit '{limit}' has been exceeded. Limit: {most} in zone {zone}."
             return self._fail(resource, 8, what)
         valid = seconds_of(resource.get("queueingPolicy", {}).get("validUntilDuration"))
         kept = zone in script.never or zone in script.stockout
@@ -79,6 +94,10 @@ class FakeTpu:
         if not kept and age >= ready:
             state.update(state="ACTIVE")
             resource["_active"] = resource["_born"] + ready
+            run = resource.get("runDuration", {})
+            if run.get("maxRunDuration"):
+                over = resource["_active"] + seconds_of(run["maxRunDuration"])
+                resource["runDuration"] = {**run, "terminationTime": self.world.stamp(over)}
             for spec in resource["tpu"]["nodeSpec"]:
                 parent = f"{name.split('/queuedResources/')[0]}/nodes/"
                 self._make_node(parent + spec["nodeId"], spec["node"], name)
@@ -90,22 +109,24 @@ class FakeTpu:
 
     def _fail(self, resource: dict[str, Any], code: int, message: str) -> None:
         error = {"code": code, "message": message}
-        resource["state"] = {"state": "FAILED", "failedData": {"error": error}}
+        by = {"stateInitiator": "SERVICE"}
+        resource["state"] = {"state": "FAILED", "failedData": {"error": error}, **by}
 
-    def _suspend(self, resource: dict[str, Any]) -> None:
+    def _suspend(self, resource: dict[str, Any], by: str = "SERVICE") -> None:
         """The machines are gone, the request stays in the queue and keeps its name."""
-        resource["state"] = {"state": "SUSPENDED", "suspendedData": {}}
+        resource["state"] = {"state": "SUSPENDED", "suspendedData": {}, "stateInitiator": by}
         for name in [n for n, node in self.nodes.items() if node.get("_of") == resource["name"]]:
             del self.nodes[name]
 
-    def preempt(self, name: str) -> None:
-        """Takes a node back: alone it stays as PREEMPTED, of a queued resource it is gone."""
+    def preempt(self, name: str, keeps: bool = False) -> None:
+        """Takes a node back: alone it stays as PREEMPTED, of a queued resource it is gone, or, with
+        `keeps`, is still to be seen beside its suspended request."""
         for path, node in list(self.nodes.items()):
             if path.rsplit("/", 1)[-1] == name:
                 if node.get("_of") in self.queue:
                     self._suspend(self.queue[node["_of"]])
-                else:
-                    node["state"] = "PREEMPTED"
+                if keeps or node.get("_of") not in self.queue:
+                    self.nodes[path] = {**node, "state": "PREEMPTED"}
 
     # -- requests
 
@@ -116,7 +137,7 @@ class FakeTpu:
         matched = _TPU_PATH.fullmatch(path)
         if not matched:
             raise GoogleRefusal(404, "NOT_FOUND", f"no such path: {path}")
-        parent, project, zone, kind, name, verb = matched.groups()
+        version, parent, project, zone, kind, name, verb = matched.groups()
         self.world.check("tpu", project)
         zones = self.world.script.zones
         if zone is None:
@@ -129,7 +150,8 @@ class FakeTpu:
             return {"name": place, "locationId": zone}
         if kind in ("acceleratorTypes", "runtimeVersions"):
             return self._catalogue(place, kind, zone)
-        return self._on_kind(method, (place, kind, name or "", verb or ""), query, body)
+        answer = self._on_kind(method, (place, kind, name or "", verb or ""), query, body)
+        return answer if version == "v2alpha1" else _released(answer)
 
     def _catalogue(self, place: str, kind: str, zone: str) -> dict[str, Any]:
         field = {"acceleratorTypes": "type", "runtimeVersions": "version"}[kind]
@@ -165,7 +187,7 @@ class FakeTpu:
             things[name].update(body)
             return self._operation(name, {"@type": f"{_TYPE_ROOT}.Node", **_public(things[name])})
         if verb == "getGuestAttributes":
-            return {"guestAttributes": []}
+            return {"guestAttributes": self._guest_attributes(things[name])}
         return _public(things[name])
 
     def _list(
@@ -205,8 +227,10 @@ class FakeTpu:
         zone, name = place.rsplit("/", 1)[-1], f"{place}/queuedResources/{short}"
         self._refuse(zone, "tpu.queuedresources.create", name, name in self.queue)
         first = "CREATING" if self.world.script.operation_s else "ACCEPTED"
+        over = self._over_quota(zone, body)
         self.queue[name] = {
             **body,
+            "_over": over,
             "name": name,
             "createTime": self.world.stamp(),
             "state": {"state": first, "stateInitiator": "SERVICE"},
@@ -214,6 +238,17 @@ class FakeTpu:
         }
         resource = {"@type": f"{_TYPE_ROOT}alpha1.QueuedResource", "name": name}
         return self._operation(name, resource)
+
+    def _over_quota(self, zone: str, body: dict[str, Any]) -> bool:
+        """Whether a new request finds the zone's chips held by others. The dead hold theirs too."""
+        quota = _quota_of(body)
+        held = [
+            one
+            for name, one in self.queue.items()
+            if name.split("/")[3] == zone and _quota_of(one) == quota and not one["_over"]
+        ]
+        most = self.world.script.quotas.get(quota)
+        return most is not None and sum(map(_chips_of, [*held, body])) > most
 
     def _refuse(self, zone: str, permission: str, name: str, there: bool) -> None:
         if zone in self.world.script.denied:
@@ -239,12 +274,24 @@ class FakeTpu:
         }
         return self.nodes[name]
 
+    def _guest_attributes(self, node: dict[str, Any]) -> list[dict[str, Any]]:
+        """What a node's agent reported of its one worker; nothing before it came up."""
+        if node["state"] != "READY" or node["name"].rsplit("/", 1)[-1] in self.silent:
+            return []
+        host = f"t1v-n-{node['id'][-8:]}-w-0"
+        item = {"namespace": "guestInventory", "key": "hostname", "value": host}
+        return [{"queryPath": "", "queryValue": {"items": [item]}}]
+
     def _delete(self, name: str, kind: str, query: Mapping[str, str]) -> dict[str, Any]:
         if name.rsplit("/", 1)[-1] in self.world.script.stubborn:
             return self._operation(name)
         gone = self.world.now + self.world.script.operation_s
         if kind == "nodes":
             self.nodes[name].update(state="DELETING", _gone=gone)
+            request = self.queue.get(self.nodes[name].get("_of", ""))
+            if request is not None:  # the request outlives what a user took from it
+                done = {"suspendedData": {}, "stateInitiator": "USER"}
+                request["state"] = {"state": "SUSPENDED", **done}
             self.settle()
             return self._operation(name)
         resource, state = self.queue[name], self.queue[name]["state"]["state"]
@@ -273,6 +320,24 @@ class FakeTpu:
         self._answers[name] = (self.world.now + self.world.script.operation_s, answer)
         self._settle_operations()
         return self.operations[name]
+
+
+def _quota_of(resource: Mapping[str, Any]) -> str:
+    """On which of the two quotas a request draws."""
+    taken_back = "spot" in resource or resource.get("provisioningModel") in ("SPOT", "FLEX_START")
+    return _PREEMPTIBLE_QUOTA if taken_back else _STANDARD_QUOTA
+
+
+def _chips_of(resource: Mapping[str, Any]) -> int:
+    specs = resource.get("tpu", {}).get("nodeSpec", [])
+    return sum(int(spec["node"]["acceleratorType"].rpartition("-")[2]) for spec in specs)
+
+
+def _released(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the released API makes of an answer: queued resources without alpha's fields."""
+    if "queuedResources" in answer:
+        return {**answer, "queuedResources": [_released(r) for r in answer["queuedResources"]]}
+    return {key: value for key, value in answer.items() if key not in _ALPHA_FIELDS}
 
 
 def _public(thing: dict[str, Any]) -> dict[str, Any]:

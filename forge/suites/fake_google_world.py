@@ -15,6 +15,7 @@ API_NAMES = {
     "tpu": ("tpu.googleapis.com", "Cloud TPU API"),
     "secrets": ("secretmanager.googleapis.com", "Secret Manager API"),
     "logging": ("logging.googleapis.com", "Cloud Logging API"),
+    "quotas": ("cloudquotas.googleapis.com", "Cloud Quotas API"),
     "oslogin": ("oslogin.googleapis.com", "Cloud OS Login API"),
 }
 FAKE_PROJECT_NUMBER = "100000000001"
@@ -63,6 +64,7 @@ class GoogleScript:
     denied: set[str] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)  # services, by their key in API_NAMES
+    unlisted: set[str] = field(default_factory=set)  # where no machine type is on the list
     never: set[str] = field(default_factory=set)  # where what is queued stays queued
     stubborn: set[str] = field(default_factory=set)
     lost: int = 0
@@ -76,6 +78,12 @@ class GoogleScript:
     zones: tuple[str, ...] = (
         *("us-east5-a", "us-east5-b", "us-central1-a", "us-central1-b", "us-west4-a"),
         *("europe-west4-a", "asia-northeast1-b"),
+    )
+    quotas: dict[str, int] = field(  # of the Cloud Quotas API, by id: chips in each place
+        default_factory=lambda: {
+            "PREEMPTIBLE-TPU-V6E-per-project-region": 8,
+            "TPUS-PER-TPU-FAMILY-per-project-region": 8,
+        }
     )
     limits: dict[str, float] = field(
         default_factory=lambda: {"CPUS": 200.0, "PREEMPTIBLE_CPUS": 200.0, "SSD_TOTAL_GB": 4096.0}

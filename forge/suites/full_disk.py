@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
 from forge.suites.rig_case import RigCase, spelled
 
-_NO_FILE_GROWS = """
+# The soft limit alone, so that a program which stands at the edge can lift it for itself.
+NO_FILE_GROWS = """
 import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 """
 
 
 class FullDiskSuite(RigCase):
     """What cannot be written down is not started, and says so."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    preamble: ClassVar[str] = ""  # of the runner that is the rig's server
+    looking: ClassVar[tuple[str, ...]] = ("get_system_status", "wait_for_model_ready", "get_help")
+
     def _refused(self, server: RawServer, *words: str) -> None:
-        """serve_model is DENIED with `words`, and everything that only looks still answers."""
+        """A start is DENIED with `words`, and everything that only looks still answers."""
         starts = len(self.engine.starts())
-        fault = call_fault(server.call("serve_model", {}))
+        fault = call_fault(server.call(self.starting_tool, dict(self.starting_arguments)))
         self.assertTrue(fault.startswith("DENIED "), fault)
         for word in (*words, " Next: "):
             self.assertIn(word, fault)
-        for tool in ("get_system_status", spelled("wait_for_model_ready"), "get_help"):
-            self.assertEqual(call_fault(server.call(tool, {})), "", tool)
+        for tool in self.looking:
+            self.assertEqual(call_fault(server.call(spelled(tool), {})), "", tool)
         status = server.call("get_system_status", {})["result"]["structuredContent"]
         self.assertEqual(status["state"], "stopped")
         self.assertEqual(self.processes(), [])
@@ -37,7 +45,7 @@ class FullDiskSuite(RigCase):
         self.assertTrue(server.answers_ping())
 
     def test_the_disk_is_full(self) -> None:
-        runner = self.write_runner("full.py", _NO_FILE_GROWS)
+        runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
         for known in (False, True):  # on the very first start, and later
             with self.subTest(known):
                 shutil.rmtree(self.state, ignore_errors=True)
@@ -50,9 +58,8 @@ class FullDiskSuite(RigCase):
     def test_a_file_stands_where_the_folder_should_be(self) -> None:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.write_text("not a folder")
-        server_file = self.rig_folder / "server.py"
         try:
-            with raw_server(server_file, self.environment, self.stderr_file) as server:
+            with raw_server(self.server_file, self.environment, self.stderr_file) as server:
                 self._refused(server, str(self.state))
         finally:
             self.state.unlink()
@@ -81,7 +88,7 @@ class FullDiskSuite(RigCase):
         ) as server:
             ready = server.call("serve_model", {"wait_s": 50})["result"]["structuredContent"]
             self.assertEqual(ready["state"], "ready")
-        runner = self.write_runner("full.py", _NO_FILE_GROWS)
+        runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
         with raw_server(runner, self.environment, self.stderr_file) as server:
             self.assertEqual(call_fault(server.call("query_gemma4", {"prompt": "hello"})), "")
             self.assertEqual(call_fault(server.call("stop_model", {})), "")

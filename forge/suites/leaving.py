@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import psutil
 
@@ -30,10 +31,18 @@ _WAYS_TO_LEAVE = {
 class LeavingSuite(RigCase):
     """The server leaves when it is told to; what it detached stays, and is found again."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    attached: ClassVar[int] = 1  # children of a call that looks before it starts something
+
+    def begin_start(self, server: RawServer) -> int:
+        """Ask for what would start something; the request's number."""
+        call = {"name": self.starting_tool, "arguments": dict(self.starting_arguments)}
+        return server.send("tools/call", call)
+
     @contextmanager
     def server(self) -> Iterator[RawServer]:
-        server_file = self.rig_folder / "server.py"
-        with raw_server(server_file, self.environment, self.stderr_file) as server:
+        with raw_server(self.server_file, self.environment, self.stderr_file) as server:
             yield server
 
     def leave(self, server: RawServer, way: int) -> None:
@@ -47,6 +56,18 @@ class LeavingSuite(RigCase):
         self.assertEqual(status, _WAYS_TO_LEAVE[signal.Signals(way) if way else 0])
         self.assertLess(time.monotonic() - begun, LEAVE_WITHIN_S)
 
+    async def children(self, server: RawServer) -> list[psutil.Process]:
+        """The server's children, as soon as the call has as many as it starts."""
+        process = psutil.Process(server.process.pid)
+
+        def enough() -> list[psutil.Process]:
+            found = process.children()
+            return found if len(found) >= self.attached else []
+
+        children: list[psutil.Process] = await self.until(enough, "no child was started")
+        self.assertEqual(len(children), self.attached)
+        return children
+
     async def test_when_it_is_idle(self) -> None:
         for way in (signal.SIGHUP, 0):  # the others are tried below, in harder places
             with self.subTest(way), self.server() as server:
@@ -58,10 +79,8 @@ class LeavingSuite(RigCase):
             with self.subTest(way), self.server() as server:
                 self.engine.hold_environment_check(True)
                 try:
-                    server.send("tools/call", {"name": "serve_model", "arguments": {}})
-                    process = psutil.Process(server.process.pid)
-                    children = await self.until(process.children, "no child was started")
-                    self.assertEqual(len(children), 1)
+                    self.begin_start(server)
+                    children = await self.children(server)
                     self.leave(server, way)
                     gone, alive = psutil.wait_procs(children, timeout=LEAVE_WITHIN_S)
                     self.assertEqual(alive, [], "an attached child was left")
@@ -74,9 +93,8 @@ class LeavingSuite(RigCase):
         with self.server() as server:
             self.engine.hold_environment_check(True)
             try:
-                number = server.send("tools/call", {"name": "serve_model", "arguments": {}})
-                process = psutil.Process(server.process.pid)
-                children = await self.until(process.children, "no child was started")
+                number = self.begin_start(server)
+                children = await self.children(server)
                 server.send_text(
                     b'{"jsonrpc":"2.0","method":"notifications/cancelled",'
                     b'"params":{"requestId":%d}}' % number
@@ -87,7 +105,11 @@ class LeavingSuite(RigCase):
                 self.engine.hold_environment_check(False)
             self.assertTrue(server.answers_ping())
             # The lock that the call held is free again.
-            self.assertEqual(call_fault(server.call("serve_model", {"wait_s": 50})), "")
+            self.assert_starts(server)
+
+    def assert_starts(self, server: RawServer) -> None:
+        """What was refused or broken off before works now."""
+        self.assertEqual(call_fault(server.call("serve_model", {"wait_s": 50})), "")
 
     async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
         for way in (signal.SIGINT, 0):

@@ -28,9 +28,8 @@ class OutgoingSuite(RigCase):
 
     @contextmanager
     def server(self, **environment: str) -> Iterator[RawServer]:
-        server_file = self.rig_folder / "server.py"
         surroundings = {**self.environment, **environment}
-        with raw_server(server_file, surroundings, self.stderr_file) as server:
+        with raw_server(self.server_file, surroundings, self.stderr_file) as server:
             yield server
 
     def assert_protocol_only(self, server: RawServer) -> None:

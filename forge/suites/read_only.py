@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
 from unittest import mock
 
 from mcp import Client
@@ -12,6 +13,17 @@ from forge.suites.rig_case import RigCase, rig_under_test
 
 class ReadOnlySuite(RigCase):
     """The gate stands before every mutating tool, in process and over stdio, and moves at once."""
+
+    stopping_tool: ClassVar[str] = "stop_model"
+
+    async def nothing_is_waited_for(self, client: Client) -> None:
+        """Waiting for a model is allowed, and tells that there is none."""
+        waited = await self.answer(client, "wait_for_model_ready", wait_s=0)
+        self.assertEqual(waited["state"], "stopped")
+
+    async def stop(self, client: Client) -> None:
+        """End what serves, by the rig's tool."""
+        await self.answer(client, self.stopping_tool)
 
     def _mutating(self) -> list[str]:
         return [name for name, effect in rig_under_test().tools.items() if effect != "reads"]
@@ -44,24 +56,23 @@ class ReadOnlySuite(RigCase):
                 self.assertEqual(len(await listed_tools(client)), len(rig_under_test().tools))
                 status = await self.answer(client, "get_system_status")
                 self.assertEqual(status["settings"]["RIG_READ_ONLY"], "True (environment)")
-                waited = await self.answer(client, "wait_for_model_ready", wait_s=0)
-                self.assertEqual(waited["state"], "stopped")
+                await self.nothing_is_waited_for(client)
 
     async def test_the_file_moves_the_gate_while_the_server_runs(self) -> None:
-        values = {"MODEL_NAME": self.model, "PORT": str(self.port)}
+        values = self.good_settings()
         try:
             async with self.in_process() as client:
                 await self.serve(client)
                 self.write_settings(**values, RIG_READ_ONLY="1")
-                await self.refusal(client, "stop_model", "DENIED")
+                await self.refusal(client, self.stopping_tool, "DENIED")
                 # A typing error in the file must not open the gate.
                 self.write_settings(**values, RIG_READ_ONLY="1", DTIPE="float32")
-                await self.refusal(client, "stop_model", "DENIED")
+                await self.refusal(client, self.stopping_tool, "DENIED")
                 self.write_settings(**values, RIG_READ_ONLY="1")
                 self.assertEqual(len(self.processes("server")), 1)
                 await self.answer(client, "query_gemma4", prompt="still there?")
                 self.write_settings(**values, RIG_READ_ONLY="0")
-                await self.answer(client, "stop_model")
+                await self.stop(client)
                 await self.assert_all_gone()
         finally:
             self.write_settings(**values)

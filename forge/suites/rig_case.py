@@ -105,6 +105,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
     """
 
     keeps_running: ClassVar[bool] = False
+    server_name: ClassVar[str] = "server.py"  # what is started; a runner beside it may stand in
     fake_on_path: ClassVar[bool] = True  # False: the real runtime, if it is installed
     place: ClassVar[Path]
     rig_folder: ClassVar[Path]
@@ -130,13 +131,18 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         cls.rig_folder.mkdir()
         for name in ("server.py", *(f"{name}.py" for name in cls.module.RIG.programs)):
             shutil.copy(rig_under_test().folder / name, cls.rig_folder)
-        cls.write_settings(MODEL_NAME=cls.model, PORT=str(cls.port))
+        cls.write_settings(**cls.good_settings())
         cls.state = cls.place / "state"
         cls.environment = cls._clean_environment()
         patch = mock.patch.dict(os.environ, cls.environment, clear=True)
         patch.start()
         cls.addClassCleanup(patch.stop)
         cls.addClassCleanup(cls._end_everything)
+        cls.prepare()
+
+    @classmethod
+    def prepare(cls) -> None:
+        """What a kind of rig needs beyond that, before a suite's own setUpClass goes on."""
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
@@ -171,6 +177,11 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
                 left.append(psutil.Process(pid))
                 left[-1].kill()
         psutil.wait_procs(left, timeout=5)  # or they would write into a folder that is going
+
+    @classmethod
+    def good_settings(cls) -> dict[str, str]:
+        """What tpu.env has to say here for the rig to work: the least, by key."""
+        return {"MODEL_NAME": cls.model, "PORT": str(cls.port)}
 
     @classmethod
     def write_settings(cls, **values: str) -> None:
@@ -212,20 +223,32 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         self.engine.script()
 
     async def asyncTearDown(self) -> None:
-        if not self.keeps_running and rig_processes(self.state):
+        if not self.keeps_running:
+            await self.bring_to_rest()
+        await super().asyncTearDown()
+
+    async def bring_to_rest(self) -> None:
+        """End what a test started, by the rig's own tool."""
+        if rig_processes(self.state):
             async with self.in_process() as client:
                 await self.answer(client, "stop_model")
-        await super().asyncTearDown()
 
     # Clients. Opened inside a test: one that asyncSetUp opened would live in another task.
 
-    def assembled(self, server_file: str = "server.py", /) -> Any:
-        """The rig as its entry assembles it, in this process; its workers run `server_file`."""
-        return self.module.AssembledRig(self.module.RIG, self.rig_folder / server_file)
+    @property
+    def server_file(self) -> Path:
+        """The program that is the rig's server."""
+        return self.rig_folder / self.server_name
+
+    def assembled(self, server_file: str = "", /) -> Any:
+        """The rig as its entry assembles it, in this process; its workers run `server_file`, or
+        the rig's own program."""
+        name = server_file or self.server_name
+        return self.module.AssembledRig(self.module.RIG, self.rig_folder / name)
 
     @contextlib.asynccontextmanager
     async def in_process(
-        self, mode: str = "auto", /, server_file: str = "server.py"
+        self, mode: str = "auto", /, server_file: str = ""
     ) -> AsyncIterator[Client]:
         """A client of a server in this process, in protocol mode "auto" or "legacy"."""
         with contextlib.redirect_stderr(io.StringIO()):  # settings at fault are told there too
@@ -246,7 +269,7 @@ class RigCase(unittest.IsolatedAsyncioTestCase):
         """A client of the rig's server.py as a process; its stderr goes to `stderr_file`."""
         parameters = StdioServerParameters(
             command=sys.executable,
-            args=[str(self.rig_folder / "server.py")],
+            args=[str(self.server_file)],
             env={**self.environment, **(extra or {})},
             cwd=self.place,
         )

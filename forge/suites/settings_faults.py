@@ -6,7 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
 from unittest import mock
+
+from mcp import Client
 
 from forge.suites.rig_case import RigCase
 from forge.suites.witness import free_port
@@ -15,8 +19,18 @@ from forge.suites.witness import free_port
 class SettingsSuite(RigCase):
     """Whoever edits tpu.env learns the file, the key and the remedy, without a restart."""
 
+    starting_tool: ClassVar[str] = "serve_model"
+    starting_arguments: ClassVar[Mapping[str, Any]] = {}
+    stopping_tool: ClassVar[str] = "stop_model"  # needs no value; empty where there is no such
+    defaulted: ClassVar[tuple[str, str]] = ("DTYPE", "bfloat16")  # a key, and its own value
+
     def _good(self) -> str:
-        return f"MODEL_NAME={self.model}\nPORT={self.port}\n"
+        return "".join(f"{key}={value}\n" for key, value in self.good_settings().items())
+
+    async def refused_start(self, client: Client) -> str:
+        """The refusal of what would start something."""
+        arguments = dict(self.starting_arguments)
+        return await self.refusal(client, self.starting_tool, "INVALID", **arguments)
 
     def _faults(self) -> dict[str, tuple[str, str]]:
         """Each fault by name: the file's text, and the words that must stand in the error."""
@@ -42,10 +56,11 @@ class SettingsSuite(RigCase):
             with self.subTest(name):
                 self.write_settings_text(text)
                 async with self.in_process() as client:
-                    fault = await self.refusal(client, "serve_model", "INVALID")
+                    fault = await self.refused_start(client)
                     self.assertIn(words, fault)
                     self.assertIn("tpu.env", fault)
-                    await self.answer(client, "stop_model")  # needs no value of it
+                    if self.stopping_tool:
+                        await self.answer(client, self.stopping_tool)
                     status = await self.answer(client, "get_system_status")
                     self.assertIn(words, " ".join(status["notes"]))
                     self.assertIn(words, await self.text(client, "get_help"))
@@ -60,7 +75,7 @@ class SettingsSuite(RigCase):
         path.unlink()
         try:
             async with self.over_stdio() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn(str(path), text)
                 self.assertIn(" Next: ", text)
                 status = await self.answer(client, "get_system_status")
@@ -74,7 +89,7 @@ class SettingsSuite(RigCase):
         try:
             (self.rig_folder / "tpu.env").write_bytes(b"MODEL_NAME=\xff\xfe\x00\n")
             async with self.in_process() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn("tpu.env", text)
                 status = await self.answer(client, "get_system_status")
                 self.assertIn("tpu.env", " ".join(status["notes"]))
@@ -83,22 +98,25 @@ class SettingsSuite(RigCase):
 
     async def test_an_ambient_variable_wins_and_the_status_says_so(self) -> None:
         other = free_port()
-        with mock.patch.dict("os.environ", PORT=str(other), DTYPE=""):
+        key, value = self.defaulted
+        with mock.patch.dict("os.environ", {"PORT": str(other), key: ""}):
             async with self.in_process() as client:
                 values = (await self.answer(client, "get_system_status"))["settings"]
                 self.assertEqual(values["PORT"], f"{other} (environment)")
                 self.assertEqual(values["MODEL_NAME"], f"{self.model} (tpu.env)")
-                self.assertEqual(values["DTYPE"], "bfloat16 (default)")
+                self.assertEqual(values[key], f"{value} (default)")
                 self.assertIn(f"`PORT={other}` (environment)", await self.text(client, "get_help"))
 
     async def test_an_ambient_variable_at_fault_is_told_from_the_file(self) -> None:
         with mock.patch.dict("os.environ", PORT="http"):
             async with self.in_process() as client:
-                text = await self.refusal(client, "serve_model", "INVALID")
+                text = await self.refused_start(client)
                 self.assertIn("PORT (from the environment)", text)
 
     async def test_a_comment_a_quote_and_a_blank_line_are_no_fault(self) -> None:
-        text = f"# words = more\n\nMODEL_NAME='{self.model}'  # why\nPORT=\"{self.port}\"\r\n"
+        good = {**self.good_settings(), "MODEL_NAME": f"'{self.model}'  # why"}
+        good["PORT"] = f'"{self.port}"\r'
+        text = "# words = more\n\n" + "".join(f"{key}={value}\n" for key, value in good.items())
         try:
             self.write_settings_text(text)
             async with self.in_process() as client:
@@ -109,7 +127,7 @@ class SettingsSuite(RigCase):
 
     async def test_a_shell_gets_the_values_as_the_server_read_them(self) -> None:
         folder = self.place / "models" / "with a blank"
-        self.write_settings_text(f"MODEL_NAME='{folder}'\nPORT={self.port}\n")
+        self.write_settings_text(self._good().replace(self.model, f"'{folder}'"))
         try:
             done = subprocess.run(
                 [sys.executable, str(self.rig_folder / "server.py"), "env"],

@@ -25,6 +25,7 @@ from forge.parts.planes.capacity_plane import (
     Order,
     Quota,
     Rental,
+    RentalMarket,
     expiry_of,
     is_ours,
     rental_name,
@@ -97,7 +98,7 @@ class ImaginaryPlane:
             for zone, facts in self._world.offers().items()
         ]
 
-    async def quota(self, zone: str) -> Quota:
+    async def quota(self, zone: str, market: RentalMarket) -> Quota:
         limit, used = self._world.offers()[zone]["quota"]
         return Quota(name="TPUs per project and region", limit=limit, used=used)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.parts.boundaries.checkpoint import Checkpoint, CheckpointTensor
-from forge.parts.knowledge.geometry import geometry_from_config
+from forge.parts.knowledge.geometry_config import geometry_from_config
 from forge.parts.runtimes.layer_weights import absent_projections
 
 LLAMA: dict[str, Any] = {

@@ -12,7 +12,8 @@ import unittest
 from collections import Counter
 from typing import Any
 
-from forge.parts.knowledge.geometry import FULL_LAYER, Geometry, geometry_from_config
+from forge.parts.knowledge.geometry import FULL_LAYER, Geometry
+from forge.parts.knowledge.geometry_config import geometry_from_config
 from forge.parts.knowledge.hardware import ACCELERATORS
 from forge.parts.knowledge.memory import (
     WEIGHT_ENCODINGS,

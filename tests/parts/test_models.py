@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.parts.knowledge.figures import Figure, unmeasured_figure
-from forge.parts.knowledge.geometry import FULL_LAYER, SLIDING_LAYER, Geometry, geometry_from_config
+from forge.parts.knowledge.geometry import FULL_LAYER, SLIDING_LAYER, Geometry
+from forge.parts.knowledge.geometry_config import geometry_from_config
 from forge.parts.knowledge.memory import WEIGHT_ENCODINGS
 from forge.parts.knowledge.models import GEMMA4, checkpoint_for_repo, model_for_slot
 

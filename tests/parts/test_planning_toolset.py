@@ -22,11 +22,10 @@ from mcp.client.stdio import stdio_client
 
 from forge.bundle import bundle
 from forge.parts.assembly.rig import AssembledRig
-from forge.parts.ground.errors import RigError
-from forge.parts.knowledge.planner import refusal_of
 from forge.parts.toolsets.planning import PlanningToolset
 from forge.rigs.local_pytorch_cpu_2b import RIG
 from forge.suites.fake_engine import write_tiny_folder
+from tests.rig_programs import write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANNED_RIG = replace(RIG, toolsets=(PlanningToolset,))
@@ -50,6 +49,7 @@ class PlanningCase(unittest.IsolatedAsyncioTestCase):
         write_tiny_folder(cls.folder / "tiny")
         cls.write_settings()
         (cls.folder / "server.py").write_text("# stands for the built server\n")
+        write_programs(cls.folder)
 
     @classmethod
     def write_settings(cls, **more: str) -> None:
@@ -205,19 +205,18 @@ class TestPlans(PlanningCase):
 
     async def test_other_tools_ask_for_the_rig_s_own_plan_and_refuse(self) -> None:
         toolset = PlanningToolset(self.assembled().context)
-        plan = await toolset.own_plan()
-        self.assertEqual((plan.request.hardware, plan.request.runtime), ("cpu", "pytorch"))
+        answer = await toolset.own_plan()
+        assert answer.plan is not None
+        self.assertIn("google/gemma-4-E2B-it in bf16 on cpu (PyTorch", answer.plan.summary)
         self.write_settings(MODEL_NAME="google/gemma-4-31B-it", DTYPE="float32")
         try:
             huge = await toolset.own_plan()
         finally:
             self.write_settings()
+        assert huge.plan is not None
+        self.assertIn("31B-it in f32", huge.plan.summary)
         # 122.8 GB in f32; where a computer has that much, it fits and there is nothing to refuse
-        if huge.verdict.fits:
-            refusal_of(huge)
-        else:
-            with self.assertRaises(RigError):
-                refusal_of(huge)
+        self.assertEqual(huge.refusal is None, huge.plan.fits)
 
 
 class TestBadInput(PlanningCase):
@@ -297,10 +296,14 @@ class TestBundled(PlanningCase):
             text = text.replace(line, planning + line)
             text = text.replace("toolsets=(", "toolsets=(PlanningToolset, ")
             entry.write_text(text, encoding="utf-8")
-        built = bundle("forge.rigs.local_pytorch_cpu_2b", source).render("# built for a test\n")
         cls.rig_folder = cls.folder / RIG.name
         cls.rig_folder.mkdir()
-        (cls.rig_folder / "server.py").write_text(built, encoding="utf-8")
+        for name, module in (
+            ("server.py", "forge.rigs.local_pytorch_cpu_2b"),
+            ("plan.py", "forge.programs.plan"),
+        ):
+            built = bundle(module, source).render("# built for a test\n")
+            (cls.rig_folder / name).write_text(built, encoding="utf-8")
         shutil.copy(cls.folder / "tpu.env", cls.rig_folder)
         shutil.rmtree(source)  # nothing of it may be needed any more
         paths = [path for path in sys.path if path and any(Path(path).glob("*.dist-info"))]

@@ -9,10 +9,12 @@ import unittest
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeClient
+from forge.parts.boundaries.probe_plan import ProbeFacts
 from forge.parts.knowledge.probe_report import MOST_EXCHANGES, ProbeVerdict
-from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker, ProbeFacts
+from forge.parts.toolsets.probe_asking import Judgement, ProbeAsker
 from forge.parts.toolsets.probe_cases import PROBE_CASES, PROBE_GROUPS, planned_probes
 from forge.parts.toolsets.probe_greedy import GREEDY_PROMPTS
+from forge.parts.toolsets.probe_run import PROBE_RUNS
 from forge.parts.toolsets.probe_vision import PROBE_COLOURS, two_halves_png
 from tests.scripted_model import ScriptedModel, halves_of_png
 
@@ -120,8 +122,7 @@ class CasesCase(unittest.IsolatedAsyncioTestCase):
         return ProbeAsker(ProbeClient(self.model.url), "scripted", 30, ProbeFacts(**known))
 
     async def judged(self, case: str, asker: ProbeAsker) -> Judgement:
-        run = next(known.run for known in PROBE_CASES if known.name == case)
-        return await run(asker)
+        return await PROBE_RUNS[case](asker)
 
 
 class EveryVerdictTest(CasesCase):
@@ -144,6 +145,7 @@ class EveryVerdictTest(CasesCase):
 
     def test_nothing_is_left_out(self) -> None:
         self.assertEqual(set(EXPECTED), {case.name for case in PROBE_CASES})
+        self.assertEqual(set(EXPECTED), set(PROBE_RUNS))
         for case, verdicts in EXPECTED.items():
             self.assertIn("pass", verdicts, case)
             self.assertGreater(len(verdicts), 1, case)

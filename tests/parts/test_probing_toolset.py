@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from forge.parts.assembly.rig import AssembledRig
 from forge.parts.knowledge.probe_report import ProbeFinding, ProbeReport, differing_probe_facts
-from tests.probing_rig import PROBING_SERVER, probing_rig
+from tests.probing_rig import KEY_SOURCE, PROBING_SERVER, probing_rig, write_probe_program
 from tests.rig_programs import write_programs
 from tests.scripted_model import ScriptedModel
 
@@ -60,6 +60,7 @@ class ProbingCase(unittest.IsolatedAsyncioTestCase):
         self.folder.mkdir()
         (self.folder / "server.py").write_text(PROBING_SERVER)
         write_programs(self.folder)
+        write_probe_program(self.folder)
         self.serve()
         environment = {
             **os.environ,
@@ -139,6 +140,16 @@ class ProbingCase(unittest.IsolatedAsyncioTestCase):
         await self.until(lambda: any("response_format" in body for body in self.model.seen))
         return job_id
 
+    def program_of(self, job_id: str) -> psutil.Process:
+        """The probe.py of a job that runs."""
+        worker = psutil.Process(self.rig.context.jobs.read(job_id).worker_pid)
+        return next(c for c in worker.children() if any("probe.py" in w for w in c.cmdline()))
+
+    async def ended(self, process: psutil.Process) -> None:
+        await self.until(
+            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        )
+
 
 class WholeProbeTest(ProbingCase):
     async def test_everything_passes_in_both_protocol_modes(self) -> None:
@@ -172,6 +183,8 @@ class WholeProbeTest(ProbingCase):
         self.assertEqual((report.context_limit, report.limit_source), (4096, "MAX_MODEL_LEN"))
         self.assertEqual((report.engine.name, report.hardware.slot), ("pytorch", "cpu"))
         self.assertEqual(report.engine.server, self.rig.context.version)
+        self.assertEqual(report.settings["probe.py"], self.rig.context.version_of("probe.py"))
+        self.assertEqual(report.settings["DTYPE"], "bfloat16")
         self.assertEqual(len(report.greedy), 6)
         for finding in report.findings:
             self.assertGreaterEqual(len(finding.evidence), 1, finding.case)
@@ -303,6 +316,13 @@ class RefusalTest(ProbingCase):
                 self.assertTrue(job["error"].startswith("UNREACHABLE "), job["error"])
         self.assertFalse((self.state / "benchmarks").exists())
 
+    async def test_a_folder_without_the_program_is_named_before_anything_starts(self) -> None:
+        (self.folder / "probe.py").unlink()
+        async with self.client() as client:
+            text = await self.refused(client, "probe_capabilities")
+        self.assertTrue(text.startswith("NOT_FOUND ") and "probe.py" in text, text)
+        self.assertEqual((self.rig.context.jobs.all(), self.model.seen), ([], []))
+
     async def test_one_probe_at_a_time(self) -> None:
         async with self.client() as client:
             job_id = await self.stuck(client)
@@ -326,13 +346,18 @@ class BrokenProbeTest(ProbingCase):
         self.assertEqual(report.run.state, state)
         verdicts = {finding.case: finding.verdict for finding in report.findings}
         self.assertEqual(set(verdicts), EVERYTHING)
+        details = {finding.case: finding.detail for finding in report.findings}
+        self.assertIn(f"{state} in the middle of it", details["schema_thinking_off"])
+        self.assertIn(f"{state} before its turn", details["schema_thinking_on"])
         for case, verdict in verdicts.items():
             self.assertEqual(verdict, "pass" if case.startswith("tool_") else "untested", case)
 
     async def test_cancel(self) -> None:
         async with self.client() as client:
             job_id = await self.stuck(client)
+            program = self.program_of(job_id)
             done = await self.called(client, "cancel_job", job_id=job_id)
+        await self.ended(program)
         self.assertEqual(done["state"], "cancelled")
         self.check_partial(done["result"]["report"], "cancelled")
         self.assertEqual(list((self.state / "probes").iterdir()), [])
@@ -341,10 +366,10 @@ class BrokenProbeTest(ProbingCase):
         async with self.client() as client:
             job_id = await self.stuck(client)
             worker = psutil.Process(self.rig.context.jobs.read(job_id).worker_pid)
+            program = self.program_of(job_id)
             worker.kill()
-            await self.until(
-                lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-            )
+            await self.ended(worker)
+            await self.ended(program)  # nobody is left to read what it tells
             lost = await self.called(client, "get_job", job_id=job_id)
             self.assertEqual((lost["state"], len(lost["result"]["verdicts"])), ("lost", 5))
             self.model.obey(context_limit=4096)
@@ -359,17 +384,98 @@ class BrokenProbeTest(ProbingCase):
         self.assertEqual(len(names), 3)
         self.check_partial(min(names, key=len), "killed")
 
-    async def test_a_damaged_draft_is_told_once(self) -> None:
-        drafts = self.state / "probes"
-        drafts.mkdir(parents=True)
-        (drafts / "probe-20260101-000000-aaaaaa.json").write_text('{"findings": []}')
+    async def test_the_cut_case_keeps_its_evidence(self) -> None:
+        self.model.obey(context_limit=4096, pause_s=60, pause_at="by bicycle")
+        async with self.client() as client:
+            begun = await self.called(client, "probe_capabilities", cases=["determinism"])
+            await self.until(lambda: len(self.model.seen) > 3)
+            done = await self.called(client, "cancel_job", job_id=begun["job_id"])
+        (finding,) = self.report(done["result"]["report"]).findings
+        self.assertEqual((finding.case, finding.verdict), ("greedy_repeats", "untested"))
+        asked = ["explanation, first time", "code, first time"]
+        self.assertEqual([exchange.what for exchange in finding.evidence], asked)
+
+    async def test_a_probe_that_is_cancelled_before_its_first_answer_leaves_nothing(self) -> None:
+        self.model.obey(pause_s=60)
+        async with self.client() as client:
+            begun = await self.called(client, "probe_capabilities")
+            await self.until(lambda: self.model.seen)
+            done = await self.called(client, "cancel_job", job_id=begun["job_id"])
+        self.assertEqual((done["state"], done["result"]), ("cancelled", {}))
+        self.assertFalse((self.state / "benchmarks").exists())
+        self.assertEqual(list((self.state / "probes").iterdir()), [])
+
+    async def test_the_program_is_killed(self) -> None:
+        async with self.client() as client:
+            job_id = await self.stuck(client)
+            self.program_of(job_id).kill()
+            job = await self.finished(client, job_id)
+        self.assertEqual(job["state"], "failed")
+        name = job["result"]["report"]
+        self.assertTrue(job["error"].startswith("PARTIAL probe.py ended with status -9"), job)
+        self.assertIn(name, job["error"])
+        self.check_partial(name, "killed")
+        self.assertEqual(list((self.state / "probes").iterdir()), [])
+
+    async def test_a_program_that_fails_at_once_leaves_no_report(self) -> None:
+        for text, words in (
+            ("import sys; sys.exit('broken in two')", "broken in two"),
+            ("raise ValueError('odd')", "ValueError: odd"),
+            ("", "ended early"),
+        ):
+            with self.subTest(text):
+                (self.folder / "probe.py").write_text(text)
+                async with self.client() as client:
+                    job = await self.probed(client)
+                self.assertEqual((job["state"], job["result"]), ("failed", {}))
+                self.assertTrue(job["error"].startswith("PARTIAL "), job["error"])
+                self.assertIn(words, job["error"])
+                self.assertIn("kept: nothing", job["error"])
+        self.assertFalse((self.state / "benchmarks").exists())
+        self.assertEqual(list((self.state / "probes").iterdir()), [])
+
+    async def test_what_a_killed_run_left_damaged_is_told_once(self) -> None:
+        runs = self.state / "probes"
+        runs.mkdir(parents=True)
+        names = [f"probe-20260101-000000-aaaaa{n}" for n in range(5)]
+        (runs / f"{names[0]}.json").write_text('{"findings": []}')  # a draft of an older build
+        for name in names[1:]:
+            (runs / name).mkdir()
+        (runs / names[2] / "plan.json").write_text("{broken")
+        plan = {"base_url": "http://127.0.0.1:1", "model": "m", "cases": ["x"], "timeout_s": 1}
+        answered = {"what": "w", "request": "r", "status": 200, "answer": "a", "seconds": 1}
+        events = [
+            {"event": "begun", "case": "vision_picture"},
+            {"event": "answered", "case": "vision_picture", "exchange": answered},
+        ]
+        for name, head in ((names[3], {"run": {}}), (names[4], {})):
+            (runs / name / "plan.json").write_text(json.dumps(plan))
+            (runs / name / "frame.json").write_text(json.dumps({"head": head}))
+            lines = "".join(f"{json.dumps(event)}\n" for event in events)
+            (runs / name / "events.jsonl").write_text(lines)
         async with self.client() as client:
             begun = await self.called(client, "probe_capabilities", cases=["vision"])
             job = await self.finished(client, begun["job_id"])
-        self.assertEqual(len(begun["notes"]), 1, begun)
-        self.assertIn("probe-20260101-000000-aaaaaa", begun["notes"][0])
+        self.assertEqual(len(begun["notes"]), len(names), begun)
+        for name, note in zip(names, sorted(begun["notes"]), strict=True):
+            self.assertIn(f"{name} left nothing usable", note)
         self.assertEqual(job["result"]["counts"], {"pass": 1})
-        self.assertEqual(list(drafts.iterdir()), [])
+        self.assertEqual(list(runs.iterdir()), [])
+
+    async def test_a_key_is_in_no_argument_no_file_and_no_evidence(self) -> None:
+        key = "plain words of no known shape 0123456789"
+        self.enterContext(mock.patch.dict(os.environ, {KEY_SOURCE: key}))
+        async with self.client() as client:
+            job_id = await self.stuck(client)
+            program = self.program_of(job_id)
+            self.assertEqual(program.environ()["RIG_MODEL_API_KEY"], key)
+            self.assertNotIn(key, " ".join(program.cmdline()))
+            files = [path for path in self.state.rglob("*") if path.is_file()]
+            self.assertTrue(any(path.name == "plan.json" for path in files))
+            self.assertEqual([p for p in files if key in p.read_text(errors="replace")], [])
+            for path in (self.state / "probes" / job_id).iterdir():
+                self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600, path)
+            await self.called(client, "cancel_job", job_id=job_id)
 
     async def test_a_report_names_no_path_no_address_and_no_key(self) -> None:
         secret = "sk-" + "a1" * 20

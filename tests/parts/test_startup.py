@@ -26,20 +26,20 @@ from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobProgress, JobRecord, JobStore
 from forge.parts.knowledge.planner import plan_of
 from forge.parts.knowledge.planner_fit import FitRequest, planned_model
+from forge.parts.knowledge.planner_refusal import plan_sum
 from forge.parts.planes.plane import Room
 from forge.parts.planes.this_computer import ThisComputer
 from forge.parts.runtimes.runtime import Need, ServedModel
-from forge.parts.toolsets import startup as part
+from forge.parts.toolsets import starts as part
 from forge.parts.toolsets.boot_timeline import (
     boot_picture,
     boot_records,
     boot_table,
     standing_still,
 )
-from forge.parts.toolsets.plan_refusal import plan_sum
 from forge.parts.toolsets.planning import PlanningToolset
 from forge.parts.toolsets.serving import ServingToolset
-from forge.parts.toolsets.startup import (
+from forge.parts.toolsets.starts import (
     StartHistory,
     deciding_line,
     memory_verdict,
@@ -51,6 +51,7 @@ from forge.rigs.local_pytorch_cpu_2b import RIG
 from forge.suites.fake_engine import write_tiny_folder
 from forge.suites.witness import rig_processes
 from tests.rig_folder import RigFolderCase
+from tests.rig_programs import write_programs
 
 PHASES = ("environment", "weights", "load", "first token")
 
@@ -131,11 +132,11 @@ class ClockTest(Case):
         patch.start()
         self.addCleanup(patch.stop)
 
-    def begin(self, typical: dict[str, float] | None) -> part._StartClock:
+    def begin(self, typical: dict[str, float] | None) -> part.StartClock:
         store = JobStore(self.folder / "jobs", "x")
         self.progress = JobProgress(store, store.new("serve", {}, PHASES))
         self.progress.update(state="running", phase="")
-        return part._StartClock(self.progress, PHASES, typical)
+        return part.StartClock(self.progress, PHASES, typical)
 
     def shown(self) -> tuple[float, float | None]:
         record = self.progress.record
@@ -259,25 +260,25 @@ class VerdictTest(unittest.TestCase):
 
 
 class DecidingLineTest(unittest.TestCase):
-    """The line of a log that says why, below the header that the plane puts there."""
+    """The line of a log that says why."""
 
     def test_the_last_error_wins_over_the_last_line(self) -> None:
-        log = "header Error\nstart\nValueError: first\nOSError: [Errno 28] the disk is full\nbye\n"
+        log = "start\nValueError: first\nOSError: [Errno 28] the disk is full\nbye\n"
         self.assertEqual(deciding_line(log), "OSError: [Errno 28] the disk is full")
 
     def test_words_that_name_an_end(self) -> None:
         for line in ("Killed", "FATAL: x", "an Exception was raised", "error: unknown option"):
-            self.assertEqual(deciding_line(f"header\n{line}\nlast\n"), line)
+            self.assertEqual(deciding_line(f"{line}\nlast\n"), line)
 
     def test_otherwise_the_last_line(self) -> None:
-        self.assertEqual(deciding_line("header\nfirst\nlast\n\n"), "last")
+        self.assertEqual(deciding_line("first\nlast\n\n"), "last")
 
     def test_silence(self) -> None:
-        for log in ("", "header", "header\n\n  \n"):
+        for log in ("", "\n", "\n\n  \n"):
             self.assertEqual(deciding_line(log), "it wrote nothing")
 
     def test_it_is_short(self) -> None:
-        self.assertEqual(len(deciding_line("header\nError " + "x" * 10_000)), 400)
+        self.assertEqual(len(deciding_line("Error " + "x" * 10_000)), 400)
 
 
 class TimelineTest(RigFolderCase):
@@ -393,6 +394,10 @@ class PlanRefusalTest(RigFolderCase):
     """serve_model on a machine that is too small, before anything is started or downloaded."""
 
     toolsets: Sequence[type] = (ServingToolset, JobsToolset, PlanningToolset)
+
+    def setUp(self) -> None:
+        super().setUp()
+        write_programs(self.folder)
 
     async def called(self, rig: Rig, **arguments: Any) -> tuple[bool, str]:
         """Whether serve_model succeeded, and its text; whatever it began is ended."""

@@ -13,6 +13,7 @@ from typing import Any
 from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.locks import held_lock
+from forge.parts.knowledge.refusal_answer import Refusal, RefusalReader
 from forge.parts.knowledge.sweep_plan import (
     ATTEMPTS_KEPT,
     ROUND_PATIENCE_S,
@@ -40,6 +41,7 @@ from forge.sweep_market import (
     SimulatedClock,
     SimulatedMarket,
     memory_folder,
+    read_in_process,
 )
 
 A, B, C, D = (
@@ -137,6 +139,21 @@ def script(*steps: tuple[float, SweepState]) -> list[tuple[float, SweepLook]]:
     return [(at, SweepLook(state, provider_id="4711", created_at="then")) for at, state in steps]
 
 
+def slow_reader(clock: SimulatedClock) -> RefusalReader:
+    """A reader in a process of its own takes time, in which a sweep may be ended as well."""
+
+    async def read(text: str, error_class: ErrorClass | None) -> Refusal:
+        await clock.sleep(1)
+        return await read_in_process(text, error_class)
+
+    return read
+
+
+async def broken_reader(text: str, error_class: ErrorClass | None) -> Refusal:
+    """As asked_refusal fails."""
+    raise RigError("NOT_FOUND", "triage.py is not beside server.py", "restore the rig's folder")
+
+
 GRANTED = script((0, "granted"))
 QUEUED = script((0, "queued"))
 
@@ -184,7 +201,9 @@ class SteppedClock(SimulatedClock):
 
 
 class SweepCase(unittest.TestCase):
-    """A folder, a clock, a provider, and what was told."""
+    """A folder, a clock, a provider, what reads its refusals, and what was told."""
+
+    reader: RefusalReader
 
     def setUp(self) -> None:
         folder = memory_folder()
@@ -192,6 +211,7 @@ class SweepCase(unittest.TestCase):
         self.folder = Path(folder.name)
         self.clock = SteppedClock()
         self.provider = ScriptedProvider(self.clock)
+        self.reader = read_in_process
         self.told: list[str] = []
         self.journal = Journal(self.folder / "journal.jsonl")
 
@@ -217,6 +237,7 @@ class SweepCase(unittest.TestCase):
             self.clock,
             self.told.append,
             self.journal,
+            reader=self.reader,
         )
 
     def found(self, *places: SweepPlace, **changes: Any) -> SweepRecord:
@@ -293,7 +314,7 @@ class OrderTest(SweepCase):
         self.provider.clock = self.clock  # the provider's own work takes no real time
         self.provider.answers = {A.zone: [script((-1e10, "granted"))]}
         wish = self.wish(A, deadline_unix=clock.now() + 60)
-        sweep = CapacitySweep(self.provider, wish, self.folder, clock)
+        sweep = CapacitySweep(self.provider, wish, self.folder, clock, reader=read_in_process)
         found = asyncio.run(sweep.run()).found
         self.assertEqual(self.provider.alive(), [found and found.request.name])
         asyncio.run(clock.sleep(0))
@@ -652,6 +673,82 @@ class UnknownTest(SweepCase):
         self.refused("UNREACHABLE", A, B)
 
 
+class UnreadTest(SweepCase):
+    """What reads the refusals fails: the class that the plane found decides, and no text does."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.reader = broken_reader
+
+    def test_a_stockout_by_its_class_sends_the_sweep_on_without_a_hint(self) -> None:
+        self.provider.answers = {A.zone: [stockout(C.zone)], B.zone: [GRANTED]}
+        record = self.found(A, B, C)
+        self.assertEqual(self.provider.zones, [A.zone, B.zone])
+        self.assertEqual(record.attempts[0].ended, "stockout")
+        self.assertIn("RESOURCE_POOL_EXHAUSTED", record.attempts[0].said)
+        self.assert_told("could not be read (triage.py is not beside server.py)")
+
+    def test_a_quota_by_its_class_shuts_the_region(self) -> None:
+        self.provider.answers = {A.zone: [QUOTA], B.zone: [GRANTED], C.zone: [GRANTED]}
+        self.found(A, B, C)
+        self.assertEqual(self.provider.zones, [A.zone, C.zone])
+
+    def test_what_stops_by_its_class_stops_with_the_providers_words(self) -> None:
+        words = "Required 'compute.instances.create' permission for 'projects/a-project'"
+        for error_class in ("DENIED", "AUTH", "INVALID"):
+            with self.subTest(error_class):
+                self.provider = ScriptedProvider(self.clock)
+                self.provider.answers = {A.zone: [RigError(error_class, words)]}
+                error = self.refused(error_class, A, B)
+                self.assertIn(words, error.what)
+                self.assertEqual(self.provider.zones, [A.zone])
+
+    def test_a_lost_call_is_settled_by_looks(self) -> None:
+        self.provider.answers = {A.zone: [script((50, "granted"))], B.zone: [GRANTED]}
+        self.provider.lost = {A.zone}
+        self.found(A, B)
+        self.assertEqual(self.provider.zones, [A.zone])
+        self.provider = ScriptedProvider(self.clock)
+        self.provider.answers = {C.zone: [LOST], D.zone: [GRANTED]}
+        self.forget()
+        record = self.found(C, D)
+        first = record.attempts[0]
+        self.assertEqual(first.ended, "unknown")
+        self.assertGreaterEqual(first.ended_unix - first.asked_unix, self.provider.settle_s)
+
+    def test_a_class_that_nobody_foresaw_is_settled_by_looks_too(self) -> None:
+        odd = RigError("NOT_FOUND", "no such thing")
+        self.provider.answers = {A.zone: [odd], B.zone: [GRANTED]}
+        first = self.found(A, B).attempts[0]
+        self.assertEqual(first.ended, "unknown")
+        self.assertGreaterEqual(first.ended_unix - first.asked_unix, self.provider.settle_s)
+
+    def test_a_request_that_died_is_cancelled_and_left_whatever_was_said_of_it(self) -> None:
+        for state, ended in (("refused", "expired"), ("gone", "stockout")):
+            with self.subTest(state):
+                self.forget()
+                self.provider = ScriptedProvider(self.clock)
+                look = SweepLook(state, said="Required 'x.y.z' permission")  # type: ignore[arg-type]
+                self.provider.answers = {
+                    A.zone: [[(0, SweepLook("queued")), (20, look)]],
+                    B.zone: [GRANTED],
+                }
+                self.assertEqual(self.found(A, B).attempts[0].ended, ended)
+
+    def test_an_unread_text_is_quoted_short_and_without_secrets(self) -> None:
+        secret = "hf_" + "a1B2" * 9
+        self.provider.answers = {
+            A.zone: [RigError("DENIED", f"token {secret}\n" + "word " * 2000 + secret)]
+        }
+        error = self.refused("DENIED", A)
+        self.assertNotIn(secret, str(error) + (self.folder / RECORD_FILE).read_text())
+        self.assertLess(len(error.what), 1000)
+
+    def forget(self) -> None:
+        for name in (RECORD_FILE, REFUSALS_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+
+
 class GiveUpTest(SweepCase):
     def test_the_deadline_cancels_what_waits(self) -> None:
         self.provider.answers = {A.zone: [QUEUED]}
@@ -909,7 +1006,7 @@ class KilledAnywhereTest(unittest.TestCase):
         provider.answers = {
             A.zone: [stockout(C.zone), stockout()],
             C.zone: [script((30, "queued"))],
-            B.zone: [FAULT, script((0, "queued"), (20, "refused"))],
+            B.zone: [FAULT, [(0, SweepLook("queued")), (20, SweepLook("refused", said=POOL))]],
             D.zone: [script((0, "queued"), (40, "starting"), (90, "granted"))],
         }
         provider.lost = {C.zone}
@@ -925,7 +1022,7 @@ class KilledAnywhereTest(unittest.TestCase):
             deadline_unix=BEGIN_UNIX + 86_400,
             life_s=3600,
         )
-        return CapacitySweep(provider, wish, Path(folder), clock)
+        return CapacitySweep(provider, wish, Path(folder), clock, reader=slow_reader(clock))
 
     def run_with(
         self, clock: SteppedClock, folder: str
@@ -1020,7 +1117,9 @@ class MarketTest(unittest.TestCase):
         )
 
     def play(self, market: SimulatedMarket, folder: str) -> SweepRecord | BaseException:
-        sweep = CapacitySweep(market, self.wish(market), Path(folder), market.clock)
+        reader = slow_reader(market.clock)
+        wish = self.wish(market)
+        sweep = CapacitySweep(market, wish, Path(folder), market.clock, reader=reader)
         try:
             return asyncio.run(sweep.run())
         except BaseException as error:

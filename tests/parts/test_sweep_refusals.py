@@ -1,4 +1,7 @@
-"""Refusals in the providers' own words: what each means, whom it shuts out, and for how long."""
+"""Refusals in the providers' own words: what each means, whom it shuts out, and for how long.
+
+In this process; that triage.py says the same is another module's matter.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,20 @@ from pathlib import Path
 from typing import cast, get_args
 
 from forge.parts.ground.errors import ErrorClass
+from forge.parts.knowledge.refusal_answer import (
+    CLASS_READINGS,
+    STOPPING_REASONS,
+    Refusal,
+    RefusalReason,
+    class_refusal,
+)
+from forge.parts.knowledge.refusal_reading import read_refusal
 from forge.parts.knowledge.sweep_refusals import (
     NOT_OFFERED_REMEMBERED_S,
     QUOTA_REMEMBERED_S,
     REMEMBERED_S,
     STOCKOUT_REMEMBERED_S,
-    STOPPING_REASONS,
-    Refusal,
     RefusalMemory,
-    RefusalReason,
-    read_refusal,
     region_of,
 )
 
@@ -236,6 +243,15 @@ class ReadingTest(unittest.TestCase):
     def test_every_class_is_understood(self) -> None:
         for error_class in get_args(ErrorClass):
             self.assertIn(read_refusal("x", error_class).reason, get_args(RefusalReason))
+
+    def test_a_class_alone_says_what_it_says_with_a_text_that_nobody_knows(self) -> None:
+        for error_class in (None, *get_args(ErrorClass)):
+            with self.subTest(error_class):
+                read = read_refusal("no text known", error_class)
+                self.assertEqual(class_refusal(error_class, "no text known"), read)
+        for error_class, readings in CLASS_READINGS.items():
+            self.assertEqual(class_refusal(error_class, "").reason, readings[0])
+        self.assertEqual(class_refusal(None, "said").said, "said")
 
     def test_a_text_refines_its_class(self) -> None:
         self.assertEqual(read_refusal(HINTED, "CAPACITY").hints, ("us-east5-a", "us-east5-b"))

@@ -25,6 +25,7 @@ import psutil
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import Journal
+from forge.parts.ground.ports import listener_pids
 from forge.parts.ground.process import LABEL_VARIABLE, process_label
 from forge.parts.ground.state import RigPaths, write_json
 from forge.parts.planes import this_computer as part
@@ -60,7 +61,7 @@ def free_port() -> int:
 async def wait_until_closed(port: int, timeout_s: float) -> bool:
     """Whether nothing listens on `port` any more, within `timeout_s` seconds."""
     for _ in range(int(timeout_s / 0.1) + 1):
-        if not part._listener_pids(port):
+        if not listener_pids(port):
             return True
         await asyncio.sleep(0.1)
     return False

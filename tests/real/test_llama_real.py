@@ -30,7 +30,7 @@ from mcp import Client
 from forge.parts.assembly.rig import AssembledRig
 from forge.parts.boundaries.gguf_config import gguf_geometry
 from forge.parts.boundaries.gguf_file import read_gguf
-from forge.parts.knowledge.geometry import geometry_from_config
+from forge.parts.knowledge.geometry_config import geometry_from_config
 from forge.parts.runtimes.llama_build import build_llama_server, llama_build_folder
 from forge.parts.runtimes.llama_program import LlamaProgram, ask_llama_program, llama_program_fault
 from forge.parts.runtimes.llama_server import LlamaServer

@@ -24,7 +24,8 @@ from forge.parts.ground.process import kill_attached, leave_on_signals
 from forge.parts.ground.redact import clean
 from forge.parts.ground.settings import settings_as_shell
 from forge.parts.ground.state import private_folder
-from forge.parts.toolsets.startup import memory_verdict
+from forge.parts.planes.plane import NeedyPlane, Room
+from forge.parts.toolsets.starts import memory_verdict
 
 _PICTURES_KEPT = 20
 _JSON_KINDS = ("integer", "number", "boolean", "array", "object")
@@ -46,6 +47,9 @@ def _parser(rig: Rig) -> argparse.ArgumentParser:
     commands.add_parser("preflight", help="say what is missing here and how to get it")
     job = commands.add_parser("job", help="be the worker of a job (started by the server itself)")
     job.add_argument("job_id")
+    for name, own in rig.commands.items():
+        extra = commands.add_parser(name, help=own.help)
+        extra.add_argument("--yes", action="store_true", help="do not ask")
     http = commands.add_parser("http", help="serve MCP over HTTP on loopback")
     http.add_argument("--port", type=int, default=8765)
     return parser
@@ -86,6 +90,8 @@ def _run_command(rig: AssembledRig, arguments: argparse.Namespace) -> int:
             return asyncio.run(_preflight(rig))
         case "job":
             return asyncio.run(_work(rig, arguments.job_id))
+        case name:
+            return asyncio.run(rig.rig.commands[name].run(rig, arguments.yes))
     return 0
 
 
@@ -123,6 +129,9 @@ async def _call_tool(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         for tool in tools.values():
             print(f"{tool.name:28} {tool.title} ({tool.effect})")
         return 0
+    if arguments.tool not in tools:
+        rig.every_toolset = True
+        tools = {tool.name: tool for tool in rig.tools()}
     if arguments.tool not in tools:
         near = ", ".join(sorted(tools))
         raise RigError("NOT_FOUND", f"no tool {clean(arguments.tool, 80)}; there are: {near}")
@@ -175,9 +184,16 @@ async def _preflight(rig: AssembledRig) -> int:
             f"{need.detail} (needed only for {need.only_for})" if need.only_for else need.detail
         )
         rows.append((need.present or bool(need.only_for), need.name, detail, need.remedy))
-    room = await context.plane.room(context.paths.cache)
-    rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))
-    if name:
+    room: Room | None = None
+    if isinstance(context.plane, NeedyPlane):
+        rows += [
+            (need.present, need.name, need.detail, need.remedy)
+            for need in await context.plane.plane_needs()
+        ]
+    else:
+        room = await context.plane.room(context.paths.cache)
+        rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))
+    if name and room is not None:
         try:
             model = context.runtime.local_model(name)
             fits, text = (True, "its weights are got on the first start")
@@ -187,8 +203,7 @@ async def _preflight(rig: AssembledRig) -> int:
         except RigError as error:
             rows.append((False, f"model {name}", error.what, error.next_step))
     try:
-        finding = await context.plane.find()
-        if finding.instance is None:
+        if room is None or (await context.plane.find()).instance is None:
             await context.plane.check_port(int(getattr(context.settings, "port", 0)))
         rows.append((True, "port", "free, or held by this rig's own server", ""))
     except RigError as error:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
@@ -36,13 +37,23 @@ RIG_VERSION = "0.1.0"
 
 
 @dataclass(frozen=True)
+class RigCommand:
+    """One more command of a rig's server.py: a line of help, and what runs (`yes`: do not ask)."""
+
+    help: str
+    run: Callable[[AssembledRig, bool], Coroutine[Any, Any, int]]
+
+
+@dataclass(frozen=True)
 class Rig:
     """One rig: what it is called, what it is made of, and its two sentences for people.
 
     `about` says what it serves, where and at what cost; `order` the usual order of its tools.
     `make_plane` gets the folders, the owner's label, the journal and the settings (a callable,
     because they are read anew when tpu.env changes); `make_runtime` the settings and the folders.
-    `programs` lie beside server.py as files of their own, and run in processes of their own.
+    `off_by_default` are toolsets that load through RIG_TOOLSETS only. `commands` are further ones
+    of server.py, by name. `programs` lie beside server.py as files of their own, and run in
+    processes of their own.
     """
 
     name: str
@@ -54,7 +65,9 @@ class Rig:
     make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
     toolsets: Sequence[type[Toolset]]
     runtime_requirements: Sequence[str] = ()
-    programs: Sequence[str] = ("loadgen", "triage")
+    programs: Sequence[str] = ("loadgen", "triage", "probe", "plan")
+    off_by_default: Sequence[str] = ()
+    commands: Mapping[str, RigCommand] = field(default_factory=dict)
 
 
 class SettingsSource:
@@ -81,7 +94,7 @@ class AssembledRig:
     def __init__(self, rig: Rig, server_file: Path) -> None:
         self.rig = rig
         self.folder = server_file.parent
-        paths = rig_paths(rig.name)
+        paths = rig_paths(rig.name, self.folder)
         owner = _owner_or_none(paths)
         prefix = f"rig={rig.name};owner={owner or 'none'}"
         journal = Journal(paths.state / "journal.jsonl")
@@ -104,6 +117,7 @@ class AssembledRig:
         )
         self.toolsets: list[Toolset] = [kind(self.context) for kind in rig.toolsets]
         self.toolsets.append(HelpToolset(self.context, self.listing))
+        self.every_toolset = False  # the command line of a person reaches all of them
 
     def listing(self) -> list[tuple[str, list[ToolMethod]]]:
         """The loaded toolsets by name, each with its tools."""
@@ -117,9 +131,14 @@ class AssembledRig:
             choice = "default"
         names = {name.strip() for name in choice.split(",")}
         return lambda toolset: (
-            "all" in names
+            self.every_toolset
+            or "all" in names
             or toolset.toolset_name in names
-            or ("default" in names and toolset.on_by_default)
+            or (
+                "default" in names
+                and toolset.on_by_default
+                and toolset.toolset_name not in self.rig.off_by_default
+            )
         )
 
     def _read_only(self) -> bool:

@@ -14,7 +14,8 @@ from typing import Any
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.state import json_object
-from forge.parts.knowledge.geometry import Geometry, geometry_from_config
+from forge.parts.knowledge.geometry import Geometry
+from forge.parts.knowledge.geometry_config import geometry_from_config
 
 # Formats that run code when they are loaded (pickle). facts: CVE-2025-32434, CVE-2026-24747.
 _PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

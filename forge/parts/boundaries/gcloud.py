@@ -159,18 +159,30 @@ class Gcloud:
             dropped=ended.dropped,
         )
 
-    async def _run(self, call: GcloudCall, timeout_s: float) -> Finished:
-        argv = self.argv(call)
+    def program(self) -> str:
+        """The path of gcloud. Raises DENIED where there is none."""
         program = shutil.which("gcloud", path=self._environment.get("PATH", os.defpath))
         if program is None:
             raise _no_gcloud("gcloud is not installed, or not on PATH")
+        return program
+
+    async def _run(self, call: GcloudCall, timeout_s: float) -> Finished:
+        return await self.finish(self.argv(call), timeout_s, call.given, _GCLOUD_OUTPUT)
+
+    async def finish(
+        self, argv: Sequence[str], timeout_s: float, given: bytes, output_limit: int
+    ) -> Finished:
+        """What gcloud left of `argv`, whose every word is checked already, `given` its input.
+
+        At most `output_limit` bytes of each stream. Raises TIMEOUT, and DENIED without gcloud.
+        """
         try:
             return await run_program(
-                [program, *argv],
+                [self.program(), *argv],
                 timeout_s=timeout_s,
                 environment=self._environment,
-                output_limit=_GCLOUD_OUTPUT,
-                given=call.given,
+                output_limit=output_limit,
+                given=given,
             )
         except RigError as error:
             if error.error_class == "NOT_FOUND":

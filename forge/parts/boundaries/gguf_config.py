@@ -6,12 +6,8 @@ Knows the two formats' names for the same things, and no arithmetic.
 from __future__ import annotations
 
 from forge.parts.boundaries.gguf_file import GgufFile
-from forge.parts.knowledge.geometry import (
-    FULL_LAYER,
-    SLIDING_LAYER,
-    Geometry,
-    geometry_from_config,
-)
+from forge.parts.knowledge.geometry import FULL_LAYER, SLIDING_LAYER, Geometry
+from forge.parts.knowledge.geometry_config import geometry_from_config
 
 
 def gguf_geometry(file: GgufFile) -> Geometry:

@@ -224,6 +224,18 @@ def _leads_group(pid: int) -> bool:
         return False
 
 
+def labelled_leaders(prefix: str) -> list[tuple[int, str]]:
+    """(pid, label) of every live group leader whose label begins with `prefix`."""
+    import psutil
+
+    found = []
+    for pid in psutil.pids():
+        label = process_label(pid) if _leads_group(pid) else None
+        if label is not None and label.startswith(prefix):
+            found.append((pid, label))
+    return found
+
+
 def find_labelled(label: str) -> list[int]:
     """The pids of all live group leaders with exactly this label, oldest first."""
     return [pid for pid in labelled_family(label) if _leads_group(pid)]

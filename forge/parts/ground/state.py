@@ -24,10 +24,12 @@ APPLICATION = "gemma4-rigs"
 
 @dataclass(frozen=True)
 class RigPaths:
-    """The folders of one rig. `state` is the truth of this installation, `cache` can be deleted."""
+    """The folders of one rig. `state` is the truth of this installation, `cache` can be deleted,
+    `programs` is where server.py and the programs beside it lie."""
 
     state: Path
     cache: Path
+    programs: Path = Path()
 
     @property
     def jobs(self) -> Path:
@@ -38,11 +40,11 @@ class RigPaths:
         return self.state / "logs"
 
 
-def rig_paths(rig: str) -> RigPaths:
+def rig_paths(rig: str, programs: Path = Path()) -> RigPaths:
     """The rig's folders after the platform's rules (``XDG_STATE_HOME`` and so on), not yet made."""
     state = Path(platformdirs.user_state_dir(APPLICATION, appauthor=False))
     cache = Path(platformdirs.user_cache_dir(APPLICATION, appauthor=False))
-    return RigPaths(state=state / rig, cache=cache)
+    return RigPaths(state=state / rig, cache=cache, programs=programs)
 
 
 def private_folder(path: Path) -> Path:

@@ -10,12 +10,8 @@ from dataclasses import replace
 
 from forge.parts.knowledge.engine_profiles import engine_profile
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS, Accelerator
-from forge.parts.knowledge.planner_fit import (
-    MAX_PLANNED_CONTEXT,
-    FitRequest,
-    fit_verdict,
-    planned_hardware,
-)
+from forge.parts.knowledge.plan_answer import MAX_PLANNED_CONTEXT
+from forge.parts.knowledge.planner_fit import FitRequest, fit_verdict, planned_hardware
 
 OWN_CHIPS = ("cpu", "1650ti")  # one has them or not: nobody rents them out by the hour
 

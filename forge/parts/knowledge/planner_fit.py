@@ -20,6 +20,7 @@ from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS, Accelerator
 from forge.parts.knowledge.memory import kv_bytes, ple_bytes, weight_bytes
 from forge.parts.knowledge.models import GEMMA4, checkpoint_for_repo, model_for_slot
+from forge.parts.knowledge.plan_answer import MAX_PLANNED_CONTEXT
 from forge.parts.knowledge.planner_engines import GIB_BYTES, EngineProfile, EngineTower
 from forge.parts.knowledge.planner_memory import (
     KV_ELEMENT_BYTES,
@@ -33,7 +34,6 @@ from forge.parts.knowledge.planner_memory import (
     tpu_block_tokens,
 )
 
-MAX_PLANNED_CONTEXT = 262_144  # tokens; the longest context of any Gemma 4
 _POSITIONS: Mapping[str, int] = {"E2B": 131_072, "E4B": 131_072}
 _ASYNC_BATCHES = 2  # vLLM schedules the next batch while one runs
 FindingKind = Literal["arithmetic", "estimate"]

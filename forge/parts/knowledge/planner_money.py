@@ -7,16 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.parts.knowledge.figures import Figure
-
-_FLASH_LITE = (
-    "Gemini 2.5 Flash-Lite list price, as quoted by dev.to, Self-Hosted Gemma 4 on TPU v6e"
-)
-API_OUTPUT_PRICE = Figure(0.40, "USD/M tokens", _FLASH_LITE, "2026-07-25")
-API_INPUT_PRICE = Figure(
-    0.10, "USD/M tokens", "Gemini 2.5 Flash-Lite list price, as stored pages quote it", "2026"
-)
-
 
 def usd_per_million(usd_per_hour: float, tokens_per_s: float) -> float:
     """USD per million tokens at a rate and a throughput. Raises ValueError for no throughput."""

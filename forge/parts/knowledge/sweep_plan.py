@@ -13,13 +13,8 @@ from typing import Any, Literal
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.state import read_json, write_json
-from forge.parts.knowledge.sweep_refusals import (
-    Refusal,
-    RefusalMemory,
-    RefusalReason,
-    RememberedRefusal,
-    region_of,
-)
+from forge.parts.knowledge.refusal_answer import Refusal, RefusalReason
+from forge.parts.knowledge.sweep_refusals import RefusalMemory, RememberedRefusal, region_of
 
 SWEEP_SCHEMA = 1
 ATTEMPTS_KEPT = 200
@@ -61,7 +56,7 @@ class PassedOver:
 
     place: SweepPlace
     why: str
-    reason: Literal["not on offer", "no quota"]
+    reason: Literal["not on offer", "no quota", "over budget"]
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,24 @@ MANAGED_BY = "gemma4-rigs"
 _NAME_LIMIT = 63  # characters: the shortest limit of the providers (Compute Engine, RFC 1035)
 
 RentalState = Literal["pending", "running", "stopping", "stopped", "failed"]
+RentalMarket = Literal["flex-start", "spot", "on-demand", "reserved"]
 
 
 class CapacitySettings(RigSettings):
     """The keys of every plane that rents. What to rent and where, a plane's own class adds."""
 
+    zones: str = Field(
+        default="",
+        max_length=1000,
+        pattern=r"^[a-z0-9, -]*$",
+        description="Zones to look in, by comma, the preferred one first; empty: all that have it.",
+    )
+    markets: str = Field(
+        default="",
+        max_length=100,
+        pattern=r"^[a-z, -]*$",
+        description="Ways of renting, by comma, the preferred one first.",
+    )
     budget_usd: float = Field(
         ge=0, le=10_000, description="Most that one machine may cost until its hard stop, in USD."
     )
@@ -47,7 +60,7 @@ class Offer:
     """A place that has the machine on its list. `how_known` says what `available` rests on."""
 
     zone: str
-    market: Literal["spot", "on-demand", "reserved"]
+    market: RentalMarket
     price_per_hour_usd: float | None
     price_source: str
     available: Literal["yes", "no", "unknown"]
@@ -56,7 +69,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Quota:
-    """How many machines of this rig's kind the account may still have where `zone` is."""
+    """How many machines of this rig's kind the account may have where a zone is, by market: spot
+    and flex-start draw on another quota than on-demand."""
 
     name: str
     limit: int
@@ -68,7 +82,8 @@ class Order:
     """One machine to create. All of it goes out with the create call itself, the labels too.
 
     `intent` is this call's id, for the provider's own idempotency key where it has one.
-    `life_s` is when the provider must end the machine, in seconds after its creation.
+    `life_s` is when the provider must end the machine, in seconds after it began to run; `valid_s`
+    how long the order may wait for capacity before, where it can wait.
     """
 
     name: str
@@ -76,6 +91,8 @@ class Order:
     intent: str
     labels: Mapping[str, str]
     life_s: int
+    market: RentalMarket = "on-demand"
+    valid_s: int = 0
 
 
 class Rental(BaseModel):
@@ -92,6 +109,7 @@ class Rental(BaseModel):
     state: RentalState
     labels: dict[str, str] = Field(default_factory=dict)
     price_per_hour_usd: float | None = None
+    market: str = Field(default="", description="How it is rented: spot, flex-start and so on.")
 
 
 @dataclass(frozen=True)
@@ -129,11 +147,16 @@ class CapacityPlane(Protocol):
     settle_s: float
 
     async def offers(self) -> Sequence[Offer]: ...
-    async def quota(self, zone: str) -> Quota: ...
+    async def quota(self, zone: str, market: RentalMarket) -> Quota: ...
     async def create(self, order: Order) -> None: ...
     async def census(self) -> Census: ...
     async def describe(self, name: str, zone: str) -> Rental: ...
     async def destroy(self, rental: Rental) -> None: ...
+
+
+def listed(text: str) -> list[str]:
+    """The words of a setting that is a list by comma, in order, each once."""
+    return list(dict.fromkeys(word for part in text.split(",") if (word := part.strip())))
 
 
 def rental_name(rig: str, owner: str) -> str:

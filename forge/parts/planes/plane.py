@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
 
@@ -63,6 +63,23 @@ class Finding:
     instance: Instance | None
     notes: Sequence[str] = field(default_factory=tuple)
     silent_end: str = ""
+
+
+@dataclass(frozen=True)
+class PlaneNeed:
+    """One thing that a plane needs on this computer (a program, a login), and how to get it."""
+
+    name: str
+    present: bool
+    detail: str
+    remedy: str = ""
+
+
+@runtime_checkable
+class NeedyPlane(Protocol):
+    """The optional verb of planes that need more than this computer itself."""
+
+    async def plane_needs(self) -> Sequence[PlaneNeed]: ...
 
 
 class ServingPlane(Protocol):

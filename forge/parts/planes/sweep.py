@@ -14,6 +14,13 @@ from pathlib import Path
 from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.locks import held_lock
+from forge.parts.ground.redact import clean
+from forge.parts.knowledge.refusal_answer import (
+    Refusal,
+    RefusalReader,
+    RefusalReason,
+    class_refusal,
+)
 from forge.parts.knowledge.sweep_plan import (
     ROUND_PATIENCE_S,
     START_PATIENCE_S,
@@ -28,13 +35,7 @@ from forge.parts.knowledge.sweep_plan import (
     SweepWish,
     hour_of,
 )
-from forge.parts.knowledge.sweep_refusals import (
-    Refusal,
-    RefusalMemory,
-    RefusalReason,
-    RememberedRefusal,
-    read_refusal,
-)
+from forge.parts.knowledge.sweep_refusals import RefusalMemory, RememberedRefusal
 from forge.parts.planes.sweep_plane import SweepClock, SweepLook, SweepPlane, SweepState
 
 RECORD_FILE = "sweep.json"
@@ -45,11 +46,13 @@ _CANCEL_TRIES = 4  # a delete that was accepted and did nothing is asked for aga
 _UNREAD_LIMIT_S = 300.0  # without one readable look for so long, nothing is known any more
 _RETRY_PAUSE_S = 10.0  # before the one repetition after a fault of the provider
 _TELL_EVERY_S = 120.0  # seconds between two sentences about the same queue
+_UNREAD_QUOTED = 600  # characters of a refusal that could not be read
 
 
 class CapacitySweep:
     """One sweep over a wish. `tell` gets a sentence whenever something changes; `journal` every
-    intent before its call and every end, in the events that the acts of renting read.
+    intent before its call and every end, in the events that the acts of renting read. `reader`
+    tells what a provider's refusal means.
 
     Its folder holds the record and the remembered refusals; two sweeps of one folder exclude each
     other. `record` names at any time what may exist.
@@ -63,9 +66,11 @@ class CapacitySweep:
         clock: SweepClock,
         tell: Callable[[str], None] = lambda sentence: None,
         journal: Journal | None = None,
+        *,
+        reader: RefusalReader,
     ) -> None:
         self._plane, self._wish, self._clock, self._tell = plane, wish, clock, tell
-        self._folder, self._journal = folder, journal
+        self._folder, self._journal, self._reader = folder, journal, reader
         self._book = SweepBook(folder / RECORD_FILE)
         self._memory = RefusalMemory(folder / REFUSALS_FILE)
         self._order = SweepOrder(wish, self._memory)
@@ -208,7 +213,7 @@ class CapacitySweep:
         try:
             await self._asked(request)
         except RigError as error:
-            refusal = read_refusal(error.what, error.error_class)
+            refusal = await self._meaning(error.what, error.error_class)
             known = refusal.reason != "unknown"
             if not known:
                 self._say(f"Whether {request.name} exists in {place} is not known; reading")
@@ -232,6 +237,7 @@ class CapacitySweep:
     def _request(self, place: SweepPlace, patience: float) -> SweepRequest:
         mark = secrets.token_hex(5)
         wish = self._wish
+        valid_s = min(patience + VALID_MARGIN_S, ROUND_PATIENCE_S[-1])
         return SweepRequest(
             name=f"{wish.name_stem[:_NAME_ROOM].rstrip('-')}-{mark}",
             zone=place.zone,
@@ -241,10 +247,17 @@ class CapacitySweep:
             intent=f"sweep-{mark}",
             asked_unix=self._clock.now(),
             patience_s=patience,
-            valid_s=min(patience + VALID_MARGIN_S, ROUND_PATIENCE_S[-1]),
+            valid_s=valid_s,
             life_s=wish.life_s,
-            labels={**wish.labels, "intent": f"sweep-{mark}"},
+            labels=self._labels(f"sweep-{mark}", valid_s),
         )
+
+    def _labels(self, intent: str, valid_s: float) -> dict[str, str]:
+        """The wish's labels with this request's intent, and with the latest end of its life where
+        the wish's have one: it begins at the grant, which may be as late as the wait allows."""
+        over = {"expires": str(round(self._clock.now() + valid_s) + self._wish.life_s)}
+        ends = over if "expires" in self._wish.labels else {}
+        return {**self._wish.labels, **ends, "intent": intent}
 
     async def _exists(self, request: SweepRequest, at_once: bool = False) -> bool:
         """Whether anything of the request can be read. Of a refused one a single look tells
@@ -267,7 +280,7 @@ class CapacitySweep:
                 self._hand_over(request, look)
                 return None
             if look.state == "refused" or (look.state == "gone" and self._absent(look)):
-                refusal = self._ended(look)
+                refusal = await self._ended(look)
                 await self._leave(request, refusal.reason, refusal.said)
                 return refusal
             until = request.asked_unix + request.patience_s
@@ -284,10 +297,19 @@ class CapacitySweep:
                 self._say(self._waiting(request, look.state))
             await self._clock.sleep(self._plane.look_every_s)
 
-    def _ended(self, look: SweepLook) -> Refusal:
+    async def _meaning(self, text: str, error_class: ErrorClass | None = None) -> Refusal:
+        """What a refusal means. Where it cannot be read, its class alone tells, and without one
+        nothing does: then what may exist is settled by looks, as ever."""
+        try:
+            return await self._reader(text, error_class)
+        except RigError as error:
+            self._say(f"What the provider said could not be read ({error.what})")
+            return class_refusal(error_class, clean(" ".join(text.split()), _UNREAD_QUOTED))
+
+    async def _ended(self, look: SweepLook) -> Refusal:
         """Why a request ended without a machine. Without a word of it, one that is refused counts
         as expired, and one that vanished as a stockout."""
-        refusal = read_refusal(look.said) if look.said else None
+        refusal = await self._meaning(look.said) if look.said else None
         if refusal is None or refusal.reason == "unknown":
             said = "" if refusal is None else refusal.said
             return Refusal("expired" if look.state == "refused" else "stockout", "zone", said)

@@ -11,20 +11,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import Journal, utc_now
+from forge.parts.ground.ports import listener_name, listening_ports
 from forge.parts.ground.process import (
     find_labelled,
     labelled_family,
+    labelled_leaders,
     process_label,
     spawn_detached,
     stop_detached,
 )
 from forge.parts.ground.settings import RigSettings
-from forge.parts.ground.state import RigPaths, private_folder, read_json, write_json
+from forge.parts.ground.state import RigPaths, private_folder
 from forge.parts.planes.plane import Finding, Instance, Launch, Room
+from forge.parts.planes.server_book import ServerBook
 
 _LOGS_KEPT = 5
 _STOP_PATIENCE_S = 10.0
@@ -59,16 +62,12 @@ class ThisComputer:
 
     def __init__(self, paths: RigPaths, label_prefix: str, journal: Journal) -> None:
         self._paths = paths
-        self._label_prefix = label_prefix
+        self._book = ServerBook(paths, label_prefix)
         self._journal = journal
-
-    @property
-    def _record(self) -> Path:
-        return self._paths.state / "server.json"
 
     def label(self, serve_id: str) -> str:
         """The exact label of the model server `serve_id`."""
-        return f"{self._label_prefix};role=server;id={serve_id}"
+        return self._book.label(serve_id)
 
     async def room(self, disk_folder: Path) -> Room:
         """Memory that a new process can get without swapping, and free disk, in bytes.
@@ -97,7 +96,7 @@ class ThisComputer:
             except OSError as error:
                 raise RigError(
                     "EXISTS",
-                    f"port {port} is in use by {_listener_name(port)}, which this rig did not "
+                    f"port {port} is in use by {listener_name(port)}, which this rig did not "
                     f"start and will not touch ({error.strerror})",
                     "stop that program, or set PORT in tpu.env (or the environment) to a free one",
                 ) from None
@@ -121,7 +120,7 @@ class ThisComputer:
         self._journal.append(
             "server start intended", serve_id=serve_id, argv=list(launch.argv), port=launch.port
         )
-        write_json(self._record, instance.model_dump())
+        self._book.write(instance)
         pid = spawn_detached(
             launch.argv,
             label=self.label(serve_id),
@@ -130,7 +129,7 @@ class ThisComputer:
             folder=private_folder(self._paths.state),
         )
         instance = instance.model_copy(update={"pid": pid})
-        write_json(self._record, instance.model_dump())
+        self._book.write(instance)
         self._journal.append("server started", serve_id=serve_id, pid=pid)
         self._forget_old_logs()
         return instance
@@ -138,7 +137,7 @@ class ThisComputer:
     async def mark_ready(self, instance: Instance) -> Instance:
         """Record that a generation succeeded on `instance`."""
         instance = instance.model_copy(update={"state": "ready"})
-        write_json(self._record, instance.model_dump())
+        self._book.write(instance)
         self._journal.append("server ready", serve_id=instance.serve_id)
         return instance
 
@@ -148,11 +147,11 @@ class ThisComputer:
         The process table decides: a recorded pid counts only with its exact label, and a server
         whose starter was killed before it could write the pid is found by label and adopted.
         """
-        record = self._recorded()
+        record = self._book.read()
         if record is None:
             return self._adopt_unrecorded()
         label = self.label(record.serve_id)
-        if record.pid is not None and process_label(record.pid) == label:
+        if self._book.carries_label(record):
             return Finding(record)
         for pid in find_labelled(label) if record.pid is None else ():
             return Finding(record.model_copy(update={"pid": pid}))
@@ -175,14 +174,14 @@ class ThisComputer:
 
     def _adopt_unrecorded(self) -> Finding:
         """A server of this rig that runs without a record (state folder deleted): adopt or none."""
-        prefix = f"{self._label_prefix};role=server;id="
-        for pid, label in _labelled_with_prefix(prefix):
+        prefix = self._book.label("")
+        for pid, label in labelled_leaders(prefix):
             instance = Instance(
                 serve_id=label.removeprefix(prefix),
                 job_id="",
                 model="unknown (its record is gone)",
                 served_name="",
-                port=min(_listening_ports(pid), default=0),
+                port=min(listening_ports(pid), default=0),
                 pid=pid,
                 log="",
             )
@@ -199,16 +198,14 @@ class ThisComputer:
         with suppress(RigError):  # a full disk must not keep a process alive
             self._journal.append("server stop intended", serve_id=instance.serve_id)
         pids = find_labelled(label)
-        if instance.pid is not None and process_label(instance.pid) == label:
+        if instance.pid is not None and self._book.carries_label(instance):
             pids = [instance.pid, *[pid for pid in pids if pid != instance.pid]]
         for pid in pids:
             if not await stop_detached(pid, label, _STOP_PATIENCE_S):
                 raise RigError(
                     "UNKNOWN", f"process {pid} did not end on SIGKILL", "get_system_status()"
                 )
-        record = self._recorded()
-        if record is not None and record.serve_id == instance.serve_id:
-            self._record.unlink(missing_ok=True)
+        self._book.forget(instance.serve_id)
         with suppress(RigError):
             self._journal.append("server stopped", serve_id=instance.serve_id, pids=pids)
 
@@ -226,36 +223,9 @@ class ThisComputer:
     async def endpoint(self, instance: Instance) -> str:
         """The address of `instance`, after a proof that its own process listens there.
 
-        Raises RigError UNREACHABLE while it does not listen yet, DENIED when another program does:
-        no byte of a prompt goes to a stranger.
+        Raises RigError UNREACHABLE while it does not listen yet, DENIED when another program does.
         """
-        if instance.pid is None or process_label(instance.pid) != self.label(instance.serve_id):
-            raise RigError("NOT_FOUND", "the model server is gone", "get_system_status()")
-        if instance.port in _listening_ports(instance.pid):
-            return f"http://127.0.0.1:{instance.port}"
-        owners = _listener_pids(instance.port)
-        if instance.port in _listening_ports(instance.pid):  # it began between the two looks
-            return f"http://127.0.0.1:{instance.port}"
-        if owners:
-            raise RigError(
-                "DENIED",
-                f"port {instance.port} is served by {_listener_name(instance.port)}, "
-                "not by this rig's model server",
-                "get_system_status()",
-            )
-        raise RigError(
-            "UNREACHABLE",
-            f"the model server does not listen on port {instance.port} yet",
-            "read the model server's log",
-        )
-
-    def _recorded(self) -> Instance | None:
-        data = read_json(self._record)
-        try:
-            return None if data is None else Instance.model_validate(data)
-        except ValidationError:
-            self._record.replace(self._record.with_suffix(".damaged"))
-            return None
+        return self._book.address(instance)
 
     def _forget_old_logs(self) -> None:
         known = sorted(self._paths.logs.glob("*.log"), key=lambda p: p.stat().st_mtime)
@@ -270,67 +240,6 @@ def _pid_exists(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return -1
-
-
-def _labelled_with_prefix(prefix: str) -> list[tuple[int, str]]:
-    """(pid, label) of every live group leader whose label begins with `prefix`."""
-    import psutil
-
-    found = []
-    for pid in psutil.pids():
-        label = process_label(pid) if _group_of(pid) == pid else None
-        if label is not None and label.startswith(prefix):
-            found.append((pid, label))
-    return found
-
-
-def _listener_pids(port: int) -> list[int]:
-    """The pids of this user's processes that listen on `port`; 0 stands for one we cannot see."""
-    import psutil
-
-    try:
-        connections = psutil.net_connections(kind="tcp")
-    except (psutil.Error, OSError):
-        return []
-    return [
-        c.pid or 0
-        for c in connections
-        if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
-    ]
-
-
-def _listening_ports(pid: int) -> set[int]:
-    """The ports on which process `pid` or a child of it listens. Needs no privilege."""
-    import psutil
-
-    ports: set[int] = set()
-    try:
-        leader = psutil.Process(pid)
-        for process in [leader, *leader.children(recursive=True)]:
-            for connection in process.net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    ports.add(int(connection.laddr.port))
-    except (psutil.Error, OSError):
-        return ports
-    return ports
-
-
-def _listener_name(port: int) -> str:
-    import psutil
-
-    for pid in _listener_pids(port):
-        try:
-            return f"{psutil.Process(pid).name()} (pid {pid})" if pid else "another user's program"
-        except psutil.Error:
-            continue
-    return "another program"
 
 
 def _control_group_memory(root: Path = Path("/")) -> tuple[int | None, int]:

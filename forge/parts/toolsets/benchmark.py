@@ -23,12 +23,7 @@ from forge.parts.toolsets.benchmark_job import (
     planned_load,
     unfinished_measurement,
 )
-from forge.parts.toolsets.serving import (
-    WaitSeconds,
-    follow_job,
-    progress_sentence,
-    require_ready,
-)
+from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _BENCH_CELL_LIMIT = 200

@@ -30,8 +30,8 @@ from forge.parts.ground.state import private_folder, read_json, write_json, writ
 from forge.parts.knowledge.report_schema import GoodputLimits
 from forge.parts.toolsets.benchmark_frame import benchmark_frame
 from forge.parts.toolsets.benchmark_report import LoadProgress, cell_lines, report_of_load
+from forge.parts.toolsets.following import require_ready
 from forge.parts.toolsets.reports import save_report
-from forge.parts.toolsets.serving import require_ready
 from forge.parts.toolsets.toolset import RigContext
 
 BENCHMARK_JOB = "benchmark"

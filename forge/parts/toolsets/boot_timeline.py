@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from forge.parts.ground.jobs import JobRecord
-from forge.parts.toolsets.startup import SERVE_JOB
+from forge.parts.toolsets.starts import SERVE_JOB
 from forge.parts.toolsets.toolset import RigContext
 
 _STARTS_SHOWN = 8

@@ -6,7 +6,7 @@ prose (`find_tpu`, `create_g4dn_instance`, `terminate_g4dn_instance`; "TPU machi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Literal, cast
 
 from mcp.server.mcpserver import Context
@@ -17,10 +17,11 @@ from forge.parts.ground.errors import RigError
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
 from forge.parts.ground.tokens import TOKEN_LIFE_S
+from forge.parts.knowledge.load_matrix import refuse_unloadable
 from forge.parts.planes.capacity_plane import CapacityPlane, Offer, Rental, expiry_of
 from forge.parts.toolsets.consent import ask_user
-from forge.parts.toolsets.rental import Created, Rentals, utc_stamp
-from forge.parts.toolsets.startup import refuse_planned
+from forge.parts.toolsets.rental import Created, Ended, Rentals, utc_stamp
+from forge.parts.toolsets.starts import refuse_planned
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _VERBS = ("offers", "quota", "create", "census", "describe", "destroy")
@@ -30,6 +31,18 @@ Zone = Annotated[str, Field(max_length=40, description="The exact zone, as liste
 Hours = Annotated[
     float, Field(ge=0.25, le=168, description="Life in hours; then the provider ends it.")
 ]
+Market = Annotated[
+    Literal["", "flex-start", "spot", "on-demand", "reserved"],
+    Field(description="How to rent; empty: the preferred way of MARKETS."),
+]
+WaitMinutes = Annotated[
+    float, Field(ge=0, le=120, description="How long a queued order may wait, where it can.")
+]
+RentAnyway = Annotated[
+    bool,
+    Field(description="Rent what an estimate or others' trials say will not work."),
+]
+ReapToken = Annotated[str, Field(max_length=64, description="What list_orphans gave.")]
 PlanToken = Annotated[str, Field(max_length=64, description="What plan_destroy gave for it.")]
 
 
@@ -103,9 +116,9 @@ class PlanOutcome(Outcome):
 
 
 class DestroyOutcome(Outcome):
-    """What was destroyed, proven by reading back that it is gone."""
+    """What was destroyed, and whether reading back shows that it is gone already."""
 
-    gone: bool
+    gone: bool = Field(description="false: the provider accepted it and is at it.")
     destroyed: RentalRow | None = Field(description="Null when it was gone before.")
 
 
@@ -120,6 +133,32 @@ class OrphansOutcome(Outcome):
 
     orphans: list[OrphanRow]
     unread: list[str]
+    token: str = Field(description="For reap_orphans; empty where there is nothing to reap.")
+
+
+class ReapOutcome(Outcome):
+    """What was destroyed, each proven gone or being ended, and what was not."""
+
+    destroyed: list[RentalRow]
+    stopping: list[str] = Field(description="Those that the provider is still ending, by name.")
+    left: list[str] = Field(description="By name, with the reason: it may still cost money.")
+
+
+# Under this key of RigContext.extras a rig whose machines boot by themselves has what writes down
+# what the next one is to boot.
+BOOT_ORDER = "boot_order"
+BootOrderWriter = Callable[[int], Awaitable[None]]
+
+
+async def prepare_rental(context: RigContext, hours: float, override: bool) -> None:
+    """Everything that can be refused or settled before a machine is asked for."""
+    settings, engine = context.settings, context.vocabulary.get("engine", "")
+    model = str(getattr(settings, "model_name", ""))
+    refuse_unloadable(model, engine, str(getattr(settings, "chip", "")), override)
+    await refuse_planned(context, model, override)
+    writer: BootOrderWriter | None = context.extras.get(BOOT_ORDER)
+    if writer is not None:
+        await writer(round(hours * 3600))
 
 
 class CapacityToolset(Toolset):
@@ -154,19 +193,18 @@ class CapacityToolset(Toolset):
         self,
         zone: Zone,
         hours: Hours = 1.0,
-        override: Annotated[
-            bool,
-            Field(description="Rent what only an estimate says is too small; arithmetic stands."),
-        ] = False,
+        market: Market = "",
+        wait_minutes: WaitMinutes = 30,
+        override: RentAnyway = False,
     ) -> CreateOutcome:
         """Rent one {rented} in a zone. COSTS MONEY: its price an hour from now until it is
         destroyed, or until the provider ends it after `hours`. Refuses what the rig's model does
         not fit into, what is over BUDGET_USD and MAX_HOURS, and when this rig has one anywhere.
         Takes up to 50 seconds; UNKNOWN means that it may exist: look, do not repeat."""
         checked_name("zone", "zone", zone)
-        model = str(getattr(self.context.settings, "model_name", ""))
-        await refuse_planned(self.context, model, override)
-        return self._created(await self.rentals.create(zone, hours))
+        await prepare_rental(self.context, hours, override)
+        valid_s = round(wait_minutes * 60)
+        return self._created(await self._rented(zone, hours, market, valid_s))
 
     @rig_tool(name="list_{rental}s", title="List what this rig rents", effect="reads")
     async def list_rentals(self) -> RentalsOutcome:
@@ -203,6 +241,7 @@ class CapacityToolset(Toolset):
         checked_name("resource", "name", name)
         checked_name("zone", "zone", zone)
         rental = await self.rentals.describe(name, zone)
+        self._refuse_plan(rental)
         mine, _, _ = await self.rentals.census()
         token = await self.rentals.tokens.issue(self.rentals.subject(rental))
         return self._planned(rental, mine, token)
@@ -227,10 +266,33 @@ class CapacityToolset(Toolset):
     @rig_tool(title="List orphans", effect="reads")
     async def list_orphans(self) -> OrphansOutcome:
         """What this rig rents and nobody seems to need: past its time, stopped, without a machine,
-        unknown to the journal; each with the reason. Looks in all zones and deletes nothing."""
-        mine, _, census = await self.rentals.census()
-        found = [(rental, self.rentals.orphan_reasons(rental, mine)) for rental in mine]
-        return self._orphaned([(r, why) for r, why in found if why], census.unread)
+        unknown to the journal; each with the reason. Looks in all zones and deletes nothing; gives
+        the single-use token that reap_orphans takes for exactly these."""
+        found, census = await self.rentals.orphans()
+        things = [rental for rental, _ in found]
+        token = await self.rentals.tokens.issue(self.rentals.reap_subject(things)) if things else ""
+        return self._orphaned(found, census.unread, token)
+
+    @rig_tool(title="Destroy the orphans", effect="destroys")
+    async def reap_orphans(
+        self, ctx: Context, token: ReapToken
+    ) -> ReapOutcome | InputRequiredResult:
+        """DELETES every orphan that list_orphans showed, for good, and proves for each that it is
+        gone. Refuses when there is another one by now; asks the user where the client can. What
+        could not be ended is told by name: it may still cost money."""
+        checked_name("token", "token", token)
+        if self.rentals.settings.destroy_asks_user:
+            consent = await ask_user(ctx, "Delete all orphans that were listed, for good?")
+            if isinstance(consent, InputRequiredResult):
+                return consent
+            await self._heed(consent, token)
+        return self._reaped(await self.rentals.reap(token))
+
+    async def _rented(self, zone: str, hours: float, market: str, valid_s: int) -> Created:
+        return await self.rentals.create(zone, hours, market, valid_s)
+
+    def _refuse_plan(self, rental: Rental) -> None:
+        """Raise RigError where destroying `rental` would not be the end of it."""
 
     def _offered(self, offers: list[Offer]) -> OffersOutcome:
         good = [offer for offer in offers if offer.available != "no"]
@@ -291,24 +353,30 @@ class CapacityToolset(Toolset):
                 "do not ask again unless the user wants it",
             )
 
-    def _destroyed(self, name: str, zone: str, rental: Rental | None) -> DestroyOutcome:
-        if rental is None:
+    def _destroyed(self, name: str, zone: str, ended: Ended | None) -> DestroyOutcome:
+        if ended is None:
             words = f"{name} in {zone} was gone already; no place has it any more."
+        elif ended.gone:
+            words = f"Destroyed: {self._sentence(ended.rental)}. Reading back shows it gone."
         else:
-            words = f"Destroyed: {self._sentence(rental)}. Reading back shows that it is gone."
+            what = self._sentence(ended.rental)
+            words = f"The provider accepted it and is ending {what}; until it is gone it may cost"
+            words += " money. That takes a minute or two."
+        step = "list_orphans()"
+        if ended is not None and not ended.gone:
+            step = f"{self._describe}(name='{name}', zone='{zone}') until NOT_FOUND"
         return DestroyOutcome(
             summary=words,
-            next_step="list_orphans()",
-            gone=True,
-            destroyed=None if rental is None else self._row(rental),
+            next_step=step,
+            gone=ended is None or ended.gone,
+            destroyed=None if ended is None else self._row(ended.rental),
         )
 
     def _orphaned(
-        self, found: Sequence[tuple[Rental, list[str]]], unread: Sequence[str]
+        self, found: Sequence[tuple[Rental, list[str]]], unread: Sequence[str], token: str
     ) -> OrphansOutcome:
         costs = sum(rental.price_per_hour_usd or 0.0 for rental, _ in found)
-        first = found[0][0] if found else None
-        step = f"plan_destroy(name='{first.name}', zone='{first.zone}')" if first else ""
+        step = f"ask the user, then reap_orphans(token='{token}')" if found else ""
         places = f"; not read: {', '.join(unread)}" if unread else ""
         return OrphansOutcome(
             summary=f"{len(found)} orphans, {costs:.2f} USD an hour{places}.",
@@ -317,6 +385,22 @@ class CapacityToolset(Toolset):
                 OrphanRow(**self._row(rental).model_dump(), reasons=why) for rental, why in found
             ],
             unread=list(unread),
+            token=token,
+        )
+
+    def _reaped(self, ended: Sequence[Ended]) -> ReapOutcome:
+        left = [
+            f"{one.rental.name} in {one.rental.zone}: {one.error}" for one in ended if one.error
+        ]
+        done = [one for one in ended if one.error is None]
+        going = [one.rental.name for one in done if not one.gone]
+        return ReapOutcome(
+            summary=f"{len(done)} orphans are destroyed ({len(going)} of them still being ended by "
+            f"the provider), {len(left)} are left.",
+            next_step="list_orphans()",
+            destroyed=[self._row(one.rental) for one in done],
+            stopping=going,
+            left=left,
         )
 
     def _row(self, rental: Rental) -> RentalRow:

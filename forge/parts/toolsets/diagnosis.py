@@ -225,6 +225,9 @@ class DiagnosisToolset(Toolset):
             return self._file("jobs", f"{jobs[0].id}.log")
         if source == "journal":
             return self._file("state", self.context.journal.path.name)
+        evidence = getattr(self.context.plane, "evidence", None)
+        if evidence is not None:
+            return str(await evidence()), "the machine's boot and its container"
         finding = await self.context.plane.find()
         known = finding.instance.log if finding.instance is not None else ""
         own = sorted(self.context.paths.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)

@@ -24,7 +24,7 @@ from forge.parts.runtimes.llama_build import (
 )
 from forge.parts.runtimes.llama_memory import SlotMemory, slot_memory
 from forge.parts.runtimes.llama_server import LlamaServer
-from forge.parts.toolsets.serving import WaitSeconds, follow_job, progress_sentence, require_ready
+from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
 _BUILD_JOB = "build"

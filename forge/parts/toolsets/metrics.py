@@ -9,7 +9,7 @@ from pydantic import Field
 from forge.parts.boundaries.metrics import MetricsPage
 from forge.parts.ground.results import Outcome
 from forge.parts.toolsets.engine_load import EngineLoad, load_of, metrics_of
-from forge.parts.toolsets.serving import require_ready
+from forge.parts.toolsets.following import require_ready
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
 _METRICS_PATIENCE_S = 10.0

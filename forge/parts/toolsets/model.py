@@ -16,8 +16,8 @@ from forge.parts.ground.names import checked_text
 from forge.parts.ground.results import Outcome
 from forge.parts.planes.plane import Instance
 from forge.parts.runtimes.runtime import ServedModel
-from forge.parts.toolsets.serving import require_ready
-from forge.parts.toolsets.startup import logs_call
+from forge.parts.toolsets.following import require_ready
+from forge.parts.toolsets.starts import logs_call, serve_call
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
 _PROMPT_LIMIT = 100_000  # characters; a longer text is no question to a small model
@@ -71,13 +71,15 @@ class DetailsOutcome(Outcome):
 
     model: str
     served_name: str
-    architecture: str
+    architecture: str = Field(default="", description="Empty: only the files would tell.")
     folder: str
-    weights_gb: float = Field(description="Tensors on disk, in GB (1e9 bytes).")
-    memory_needed_gb: dict[str, float]
+    weights_gb: float | None = Field(
+        default=None, description="Tensors on disk, in GB (1e9 bytes); null: not on this computer."
+    )
+    memory_needed_gb: dict[str, float] = Field(default_factory=dict)
     beside: str = ""
     engine: str
-    dtype: str
+    dtype: str = ""
     planned_context: int
     resolved: dict[str, str] = Field(
         default_factory=dict, description="What the engine itself reported once it was up."
@@ -142,16 +144,19 @@ class ModelToolset(Toolset):
 
     @rig_tool(title="Details of the served model", effect="reads")
     async def get_model_details(self) -> DetailsOutcome:
-        """The model that is served, or that serve_model() would serve: architecture, size on disk,
-        the memory it takes by part, engine and number format. Sized from the files on disk."""
+        """The model that is served, or that would be: architecture, size on disk, the memory it
+        takes by part, engine and number format. Sized from the files where they lie on this
+        computer; of a model elsewhere, what the engine reported of itself."""
         finding = await self.context.plane.find()
         name = str(getattr(self.context.settings, "model_name", ""))
         if finding.instance is not None and finding.instance.model:
             name = finding.instance.model
         model = self.context.runtime.local_model(name)
+        if model is None and finding.instance is not None:
+            return self._details_elsewhere(finding.instance)
         if model is None:
             raise RigError(
-                "NOT_FOUND", f"the weights of {name} are not here yet", "serve_model(wait_s=50)"
+                "NOT_FOUND", f"the weights of {name} are not here yet", serve_call(self.context)
             )
         return self._details(model, finding.instance)
 
@@ -169,6 +174,21 @@ class ModelToolset(Toolset):
             max_tokens=max_tokens,
             temperature=temperature,
             timeout_s=float(getattr(self.context.settings, "query_timeout_s", 45.0)),
+        )
+
+    def _details_elsewhere(self, instance: Instance) -> DetailsOutcome:
+        """Of weights that do not lie on this computer, what is known without them."""
+        ready = instance.state == "ready"
+        return DetailsOutcome(
+            summary=f"{instance.model} {'is served' if ready else 'is being started'} on "
+            f"{self.context.vocabulary['place']}.",
+            next_step="verify_model_health()" if ready else serve_call(self.context),
+            model=instance.model,
+            served_name=instance.served_name,
+            folder=f"on {self.context.vocabulary['place']}",
+            engine=self.context.vocabulary["engine"],
+            planned_context=int(getattr(self.context.settings, "max_model_len", 0)),
+            resolved=instance.resolved,
         )
 
     def _details(self, model: ServedModel, instance: Instance | None) -> DetailsOutcome:

@@ -1,44 +1,43 @@
 """The planning toolset: what a deployment would take, cost and yield, before it exists.
 
-Validates, takes the rig's own values where nothing is said, asks the planner, and puts its plan
-into words. Starts nothing and asks nobody.
+Validates, takes the rig's own values where nothing is said, and asks plan.py, which has the tables
+and the arithmetic. Starts nothing else and asks nobody.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from forge.parts.boundaries.plan_program import PLAN_PROGRAM, asked_plan
 from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.journal import utc_now
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
-from forge.parts.knowledge.engine_profiles import ENGINE_PROFILES
-from forge.parts.knowledge.figures import Figure
-from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS
-from forge.parts.knowledge.memory import WEIGHT_ENCODINGS
-from forge.parts.knowledge.models import GEMMA4
-from forge.parts.knowledge.planner import DeploymentPlan, PlannedSpeed, plan_of
-from forge.parts.knowledge.planner_engines import GIB_BYTES
-from forge.parts.knowledge.planner_fit import (
+from forge.parts.knowledge.plan_answer import (
+    API_INPUT_PRICE,
+    API_OUTPUT_PRICE,
     MAX_PLANNED_CONTEXT,
-    FitRequest,
-    PlannedModel,
-    planned_hardware,
-    planned_model,
+    OwnModel,
+    PlanAnswer,
+    PlannedDeployment,
+    PlanQuestion,
+    PlanRenting,
+    PlanVerdict,
 )
-from forge.parts.knowledge.planner_money import API_INPUT_PRICE, API_OUTPUT_PRICE, ApiPrice
-from forge.parts.knowledge.prices import Provisioning
-from forge.parts.toolsets.plan_refusal import refuse_by_plan
-from forge.parts.toolsets.startup import PLAN_CHECK, StartHistory
+from forge.parts.toolsets.starts import PLAN_CHECK, StartHistory
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
-PlanVerdict = Literal["fits", "refused by arithmetic", "refused by an estimate"]
+_PLAN_GIB = 2**30
 _USUAL_CONTEXT = 4096  # tokens, where a rig has no MAX_MODEL_LEN
 _DTYPE_ENCODINGS = {"float32": "f32", "float16": "fp16"}
 _KV_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
+_SLOT_NAME = re.compile(r"[a-z0-9]{0,16}")
+_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 class DeploymentOutcome(Outcome):
@@ -126,8 +125,7 @@ class PlanningToolset(Toolset):
             float | None, Field(ge=0, le=10_000, description="USD; else the table's cheapest.")
         ] = None,
         provisioning: Annotated[
-            Literal["on-demand", "spot", "flex-start"],
-            Field(description="Whose price is taken from the table."),
+            PlanRenting, Field(description="Whose price is taken from the table.")
         ] = "on-demand",
         api_input_price: Annotated[
             float, Field(ge=0, le=10_000, description="USD a million, of the API to compare with.")
@@ -144,49 +142,28 @@ class PlanningToolset(Toolset):
         Whatever is left out (empty, 0) is this rig's own value. Arithmetic: starts nothing, costs
         nothing, asks nobody, and takes no vLLM log line for a pool size."""
         own = self.rig_defaults()
-        request = await self._request(
+        asked = await self._question(
             own, model, encoding, context, concurrency, kv_dtype, hardware, engine, memory_gib
         )
-        if batched_tokens:
-            request = replace(request, batched_tokens=batched_tokens)
-        api = ApiPrice(api_input_price, api_output_price)
-        return deployment_outcome(
-            self.planned(request, min(output, request.context), price_per_hour, provisioning, api)
-        )
+        asked = replace(asked, batched_tokens=batched_tokens or asked.batched_tokens)
+        asked = replace(asked, output=min(output, asked.context), usd_per_hour=price_per_hour)
+        asked = replace(asked, api_input=api_input_price, api_output=api_output_price)
+        return deployment_outcome(await self.answered(replace(asked, provisioning=provisioning)))
 
     def rig_defaults(self) -> PlanDefaults:
         """The rig's own values. A rig whose name or settings say something else overrides this."""
         return plan_defaults(self.context)
 
-    def planned(
-        self,
-        request: FitRequest,
-        output: int = 128,
-        usd_per_hour: float | None = None,
-        provisioning: Provisioning = "on-demand",
-        api: ApiPrice | None = None,
-    ) -> DeploymentPlan:
-        """The plan, with this rig's own start-up time where it has one. RigError INVALID."""
-        try:
-            return plan_of(
-                request,
-                output=output,
-                usd_per_hour=usd_per_hour,
-                provisioning=provisioning,
-                api=api,
-                cold_start=self._own_cold_start(request),
-            )
-        except ValueError as error:
-            raise RigError("INVALID", f"{error}; nothing was planned") from None
+    async def answered(self, question: PlanQuestion) -> PlanAnswer:
+        """What plan.py says to `question`. Raises RigError: INVALID is the question's own fault."""
+        return await asked_plan(self.context.beside(PLAN_PROGRAM), question)
 
-    async def own_plan(self, model: str = "") -> DeploymentPlan:
-        """The plan of what the rig's settings say, with `model` in their model's place if given.
-
-        `refusal_of(plan, override)` then refuses. Raises RigError.
-        """
+    async def own_plan(self, model: str = "") -> PlanAnswer:
+        """The plan of what the rig's settings say, with `model` in their model's place if given;
+        its refusal speaks in this rig's own settings. Raises RigError."""
         own = self.rig_defaults()
         own = replace(own, model=model) if model else own
-        return self.planned(await self._request(own, "", "", 0, 1, "", "", "", 0.0))
+        return await self.answered(await self._question(own))
 
     async def refuse_unfit(self, model: str, override: bool = False) -> None:
         """Raise RigError CAPACITY where the rig's own plan of `model` does not fit, with its sum
@@ -195,87 +172,70 @@ class PlanningToolset(Toolset):
         Only a Gemma 4 by name is judged. Another model, and a rig whose place or engine is in no
         table, pass: a folder is measured by its runtime, and what nobody knows is not refused.
         """
-        if model not in _MODEL_NAMES:
+        if _lies_here(model):
             return
         try:
-            plan = await self.own_plan(model)
+            refusal = (await self.own_plan(model)).refusal
         except RigError as error:
             if error.error_class == "INVALID":
                 return
             raise
-        refuse_by_plan(plan, self.context.settings, override)
+        if refusal is not None and (refusal.hard or not override):
+            raise RigError("CAPACITY", refusal.what, refusal.next_step)
 
-    async def _request(
+    async def _question(
         self,
         own: PlanDefaults,
-        model: str,
-        encoding: str,
-        context: int,
-        concurrency: int,
-        kv_dtype: str,
-        hardware: str,
-        engine: str,
-        memory_gib: float,
-    ) -> FitRequest:
-        hardware = _checked_slot("hardware", hardware or own.hardware, _HARDWARE_NAMES)
-        engine = _checked_slot("engine", engine or own.runtime, _ENGINE_NAMES)
-        planned = self._model(model or own.model)
+        model: str = "",
+        encoding: str = "",
+        context: int = 0,
+        streams: int = 1,
+        kv_dtype: str = "",
+        hardware: str = "",
+        engine: str = "",
+        memory_gib: float = 0.0,
+    ) -> PlanQuestion:
+        hardware = _checked_slot("hardware", hardware or own.hardware)
+        engine = _checked_slot("engine", engine or own.runtime)
         same_engine = engine == own.runtime
-        request = FitRequest(
-            model=planned,
-            encoding=encoding or ("" if model else own.encoding) or planned.stored,
-            runtime=engine,
+        name = _checked_model(model or own.model)
+        question = PlanQuestion(
+            model=name,
             hardware=hardware,
+            engine=engine,
+            own=self._own_model(name) if _lies_here(name) else None,
+            encoding=encoding or ("" if model else own.encoding),
             context=context or own.context,
-            streams=concurrency,
+            streams=streams,
             kv_dtype=kv_dtype or (own.kv_dtype if same_engine else "auto"),
             utilization=own.utilization if same_engine else 0.0,
             batched_tokens=own.batched_tokens if same_engine else 0,
             memory_gib=memory_gib,
+            settings=tuple(key.upper() for key in type(self.context.settings).model_fields),
         )
-        here = planned_hardware(hardware)[0].chip == "cpu" and own.hardware == hardware
-        if not here or memory_gib:
-            return request
+        if same_engine and hardware == own.hardware:
+            seconds = self._own_start(name)
+            question = replace(question, cold_start_s=seconds, cold_start_day=utc_now()[:10])
+        if hardware != own.hardware or hardware != "cpu" or memory_gib:
+            return question
         room = await self.context.plane.room(self.context.paths.cache)
-        free, total = room.memory_available / GIB_BYTES, room.memory_total / GIB_BYTES
-        return replace(request, memory_gib=free, physical_gib=total)
+        free, total = room.memory_available / _PLAN_GIB, room.memory_total / _PLAN_GIB
+        return replace(question, memory_gib=free, physical_gib=total)
 
-    def _model(self, name: str) -> PlannedModel:
-        """A Gemma 4 out of the tables, or a model whose weights lie on this computer."""
-        if name.lower() in _MODEL_NAMES or name in _MODEL_NAMES:
-            return planned_model(name)
-        checked_name("model", "model", name)
-        if name != "embedded" and not name.startswith("/"):
-            raise invalid_parameter("model", f"is in no table; sizes: {', '.join(GEMMA4)}")
+    def _own_model(self, name: str) -> OwnModel:
+        """A model whose weights lie on this computer. Raises RigError NOT_FOUND or INVALID."""
         served = self.context.runtime.local_model(name)
         if served is None:
             raise RigError("NOT_FOUND", "that model's weights are not here yet", "serve_model()")
         if served.geometry is None:
             raise invalid_parameter("model", "cannot be planned: its shape is not understood")
-        stored = "q4_0" if served.encoding.startswith("q4") else served.encoding
-        stored = stored if stored in WEIGHT_ENCODINGS else "bf16"
-        return PlannedModel(name, "", served.geometry, {}, stored)
+        return OwnModel(served.geometry, served.encoding)
 
-    def _own_cold_start(self, request: FitRequest) -> Figure | None:
+    def _own_start(self, model: str) -> float | None:
         """Seconds that this rig's own earlier starts of that model took, if it had any."""
-        own = self.rig_defaults()
-        if (request.hardware, request.runtime) != (own.hardware, own.runtime):
-            return None
         history = StartHistory(self.context.paths.state / "starts.jsonl")
-        seconds = history.typical(request.model.name)
-        if not seconds:
-            return None
-        source = "this rig's own earlier starts"
-        return Figure(sum(seconds.values()), "s", source, utc_now()[:10], kind="measured")
-
-
-_HARDWARE_NAMES = tuple(dict.fromkeys([*HARDWARE_SLOTS, *ACCELERATORS]))
-_ENGINE_NAMES = tuple(dict.fromkeys(key.split("-")[0] for key in ENGINE_PROFILES))
-_MODEL_NAMES = frozenset(
-    name
-    for size, model in GEMMA4.items()
-    for name in (size.lower(), model.slot, *(entry.repo for entry in model.checkpoints))
-)
+        seconds = history.typical(model)
+        return sum(seconds.values()) if seconds else None
 
 
 def plan_defaults(context: RigContext) -> PlanDefaults:
@@ -303,100 +263,39 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
     )
 
 
-def deployment_outcome(plan: DeploymentPlan) -> DeploymentOutcome:
-    """A plan as a tool's answer."""
-    verdict, request, money = plan.verdict, plan.request, plan.money
-    memory = {
-        **verdict.resident,
-        "weights, all": sum(verdict.resident.values()),
-        **{f"while loading: {name}": size for name, size in verdict.extra.items()},
-        "weights at the loading peak": sum(verdict.resident.values()) + sum(verdict.extra.values()),
-        "engine's overhead": round(verdict.overhead),
-        "cache of one stream": round(verdict.room.stream_bytes),
-        "cache, one more token": round(verdict.room.per_token),
-        "cache pool": round(verdict.pool),
-        "usable by the engine": round(verdict.usable),
-        "visible": round(verdict.visible),
-    }
-    usd: dict[str, float] = {}
-    if money is not None:
-        usd = {"per hour": money.per_hour}
-        usd |= {f"per million out, {name}": value for name, value in money.per_million.items()}
-        if money.start is not None:
-            usd["cold start"] = money.start
-        if money.saturated_with_start is not None:
-            usd["per million out, saturated, 4 h with the start"] = money.saturated_with_start
-    start = plan.cold_start
-    sources = [f"cold start: {start.source} ({start.date})"] if start.source else []
-    if money is not None:
-        sources.append(f"price: {money.rate_source}")
-    words: PlanVerdict = "fits"
-    if not verdict.fits:
-        words = "refused by arithmetic" if verdict.arithmetic else "refused by an estimate"
-    return DeploymentOutcome(
-        summary=_plan_sentence(plan),
-        next_step=_next_call(plan),
-        fits=verdict.fits,
-        verdict=words,
-        reasons=[f"{finding.kind}: {finding.text}" for finding in verdict.findings],
-        changes=[words for words, _ in plan.changes],
-        devices=verdict.devices,
-        memory_bytes=memory,
-        resident_kv_tokens=verdict.room.tokens,
-        kv_layout=f"{verdict.room.layout}: {verdict.room.detail}",
-        streams_at_context=round(verdict.room.streams, 2),
-        tokens_per_s=_rates(plan),
-        cold_start_s=None if start.value is None else float(start.value),
-        usd={name: round(value, 5) for name, value in usd.items()},
-        break_even_tokens_per_s=_rounded(money.break_even if money is not None else None),
-        assumptions=[*plan.assumptions, *sources, f"{request.context} tokens a stream"],
-    )
+def deployment_outcome(answer: PlanAnswer) -> DeploymentOutcome:
+    """A plan as a tool's answer; the next call asks the same with the first change that fits."""
+    plan = answer.plan
+    assert plan is not None  # plan.py's own promise, kept by what asks it
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    fields["changes"] = [change.words for change in plan.changes]
+    return DeploymentOutcome.model_validate(fields | {"next_step": _next_plan(plan)})
 
 
-def _plan_sentence(plan: DeploymentPlan) -> str:
-    request, verdict = plan.request, plan.verdict
-    what = f"{request.model.name} in {request.encoding} on {request.hardware}"
-    weights = sum(verdict.resident.values()) / 1e9
-    head = f"{what} ({verdict.profile.name}) {'fits' if verdict.fits else 'does not fit'}"
-    body = (
-        f"weights {weights:.2f} of {verdict.usable / 1e9:.2f} GB, {verdict.streams} streams of"
-        f" {request.context} tokens"
-    )
-    if verdict.fits:
-        body += f", about {plan.single.estimate:.1f} tok/s alone"
-    return f"{head}: {body}."
-
-
-def _next_call(plan: DeploymentPlan) -> str:
-    """The same question with the first change that makes it fit."""
+def _next_plan(plan: PlannedDeployment) -> str:
     if not plan.changes:
         return ""
-    new = plan.changes[0][1]
+    new = plan.changes[0]
     return (
-        f"plan_deployment(model='{new.model.name}', encoding='{new.encoding}',"
+        f"plan_deployment(model='{new.model}', encoding='{new.encoding}',"
         f" context={new.context}, concurrency={new.streams}, kv_dtype='{new.kv_dtype}',"
-        f" hardware='{new.hardware}', engine='{new.runtime}')"
+        f" hardware='{new.hardware}', engine='{new.engine}')"
     )
 
 
-def _rates(plan: DeploymentPlan) -> dict[str, float]:
-    points: dict[str, PlannedSpeed] = {"one stream": plan.single}
-    if plan.asked.streams > 1:
-        points[f"{plan.asked.streams} streams"] = plan.asked
-    if plan.saturated is not None:
-        points[f"saturated, {plan.saturated.streams} streams"] = plan.saturated
-    rates: dict[str, float] = {}
-    for name, speed in points.items():
-        rates[f"{name}, ceiling"] = round(speed.ceiling, 2)
-        rates[f"{name}, estimate"] = round(speed.estimate, 2)
-    return rates
+def _lies_here(model: str) -> bool:
+    """Whether a model of that name can only be known by its files on this computer."""
+    return model == "embedded" or model.startswith("/")
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
+def _checked_model(name: str) -> str:
+    """A name that may stand in the planner's table, or that of a model on this computer."""
+    return name if _TABLE_NAME.fullmatch(name) else checked_name("model", "model", name)
 
 
-def _checked_slot(parameter: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise invalid_parameter(parameter, f"must be one of {', '.join(known)}")
+def _checked_slot(parameter: str, value: str) -> str:
+    if not _SLOT_NAME.fullmatch(value):
+        raise invalid_parameter(
+            parameter, "must be a slot or a chip, in lower-case letters, digits"
+        )
     return value

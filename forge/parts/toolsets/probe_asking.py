@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.parts.boundaries.probe_client import ProbeAnswer, ProbeClient
+from forge.parts.boundaries.probe_plan import ProbeFacts
 from forge.parts.ground.redact import clean, clean_value
 from forge.parts.knowledge.probe_report import GreedyText, ProbeExchange, ProbeVerdict
 
@@ -34,21 +35,11 @@ class Judgement:
     detail: str
 
 
-@dataclass
-class ProbeFacts:
-    """What is known of the served model before it is asked. None: nobody says."""
-
-    context_limit: int | None = None
-    limit_source: str = ""
-    vision: bool | None = None
-    vision_source: str = ""
-
-
 class ProbeAsker:
     """Sends requests to the served model, one at a time.
 
     exchanges: the evidence of the case that runs. greedy: the answers that other runs compare with.
-    tell: hears what is asked now, for whoever waits.
+    tell: hears what is asked now, for whoever waits. keep: hears each exchange as it is made.
     """
 
     def __init__(
@@ -61,6 +52,7 @@ class ProbeAsker:
         self.exchanges: list[ProbeExchange] = []
         self.greedy: list[GreedyText] = []
         self.tell: Callable[[str], None] = lambda what: None
+        self.keep: Callable[[ProbeExchange], None] = lambda exchange: None
 
     async def ask(
         self, what: str, content: str | list[dict[str, Any]], max_tokens: int, **fields: Any
@@ -77,6 +69,7 @@ class ProbeAsker:
         self.tell(what)
         answer = await self._client.post_chat(body, self._timeout_s)
         self.exchanges.append(exchange_of(what, body, answer))
+        self.keep(self.exchanges[-1])
         return answer
 
 

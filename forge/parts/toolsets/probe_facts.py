@@ -8,16 +8,15 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
+from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.load_plan import LoadCellPlan, LoadPlan
-from forge.parts.boundaries.probe_client import ProbeClient
+from forge.parts.boundaries.probe_plan import PROBE_PROGRAM, ProbeFacts
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.state import json_object
 from forge.parts.knowledge.models import checkpoint_for_repo
 from forge.parts.knowledge.probe_report import ProbeRunFacts
 from forge.parts.planes.plane import Instance
 from forge.parts.toolsets.benchmark_frame import benchmark_frame
-from forge.parts.toolsets.probe_asking import ProbeFacts
-from forge.parts.toolsets.probe_greedy import GREEDY_PROMPTS, GREEDY_TOKENS
 from forge.parts.toolsets.reports import private_setting_values
 from forge.parts.toolsets.toolset import RigContext
 
@@ -30,13 +29,8 @@ _SETTINGS_BESIDE = ("rig_", "mcp_", "port", "query_timeout", "hf_token")
 
 async def probe_frame(context: RigContext, instance: Instance, base_url: str) -> dict[str, Any]:
     """Run, subject, hardware and engine of a probe report: those of a benchmark of this server."""
-    load = LoadCellPlan(
-        concurrency=1,
-        input_tokens=1,
-        output_tokens=GREEDY_TOKENS,
-        requests=len(GREEDY_PROMPTS),
-        seconds=1,
-    )
+    # The load is of the frame's workload alone, which a probe report has not.
+    load = LoadCellPlan(concurrency=1, input_tokens=1, output_tokens=1, requests=1, seconds=1)
     plan = LoadPlan(base_url=base_url, model=instance.served_name, cells=[load])
     frame = await benchmark_frame(context, instance, plan)
     run = {k: v for k, v in frame["run"].items() if k in ProbeRunFacts.model_fields}
@@ -45,7 +39,8 @@ async def probe_frame(context: RigContext, instance: Instance, base_url: str) ->
         "subject": frame["subject"],
         "hardware": frame["hardware"],
         "engine": frame["engine"],
-        "settings": _served_settings(context),
+        # The program's version stands beside them: the server's does not cover it.
+        "settings": {PROBE_PROGRAM: context.version_of(PROBE_PROGRAM), **_served_settings(context)},
     }
 
 
@@ -61,7 +56,7 @@ def _served_settings(context: RigContext) -> dict[str, str]:
     return found
 
 
-async def _listed_model(client: ProbeClient, instance: Instance) -> dict[str, Any]:
+async def _listed_model(client: ChatClient, instance: Instance) -> dict[str, Any]:
     """What the server's model list says of the served model; empty where it says nothing."""
     try:
         listed = (await client.get_json("/v1/models")).get("data")
@@ -72,7 +67,7 @@ async def _listed_model(client: ProbeClient, instance: Instance) -> dict[str, An
     return (own or (entries if len(entries) == 1 else [{}]))[0]
 
 
-async def known_facts(context: RigContext, client: ProbeClient, instance: Instance) -> ProbeFacts:
+async def known_facts(context: RigContext, client: ChatClient, instance: Instance) -> ProbeFacts:
     """Limit and sight: the server's own word first, then the rig's settings and files."""
     listed = await _listed_model(client, instance)
     facts = ProbeFacts()

@@ -20,6 +20,7 @@ from forge.parts.toolsets.probe_asking import (
     prompt_growth,
     quoted_answer,
 )
+from forge.parts.toolsets.probe_cases import PROBE_BY_NAME
 
 _TOOL_TOKENS = 256
 _ASKS_BACK = re.compile(
@@ -52,44 +53,42 @@ class ToolScenario:
     """
 
     case: str
-    title: str
     question: str
     tools: tuple[dict[str, Any], ...]
     calls: tuple[tuple[str, str], ...] = ()
     asks_back: bool = False
 
+    @property
+    def title(self) -> str:
+        return PROBE_BY_NAME[self.case].title
+
 
 TOOL_SCENARIOS = (
     ToolScenario(
         "tool_one_call",
-        "one tool, one call",
         "What is the weather in Oslo right now?",
         (_WEATHER_TOOL,),
         (("get_weather", "oslo"),),
     ),
     ToolScenario(
         "tool_right_of_two",
-        "the right one of two tools",
         "What time is it in Tokyo right now?",
         (_WEATHER_TOOL, _TIME_TOOL),
         (("get_local_time", "tokyo"),),
     ),
     ToolScenario(
         "tool_none_needed",
-        "no tool needed",
         "How much is 6 times 7? Answer with the number.",
         (_WEATHER_TOOL, _TIME_TOOL),
     ),
     ToolScenario(
         "tool_two_parallel",
-        "two calls in one answer",
         "What is the weather in Oslo and in Lima right now? Look both up at once.",
         (_WEATHER_TOOL, _TIME_TOOL),
         (("get_weather", "lima"), ("get_weather", "oslo")),
     ),
     ToolScenario(
         "tool_missing_argument",
-        "a missing argument is asked for",
         "What is the weather like right now?",
         (_WEATHER_TOOL,),
         asks_back=True,

@@ -16,9 +16,9 @@ from forge.parts.ground.locks import held_lock
 from forge.parts.ground.results import Outcome
 from forge.parts.knowledge.probe_report import ProbeGroup, ProbeVerdict
 from forge.parts.toolsets.benchmark_job import PROBE_JOB, unfinished_measurement
+from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.probe_cases import PROBE_GROUPS, planned_probes
 from forge.parts.toolsets.probe_job import ProbeJob
-from forge.parts.toolsets.serving import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _ALL_PROBE_GROUPS: list[ProbeGroup] = list(PROBE_GROUPS)
@@ -79,6 +79,7 @@ class ProbingToolset(Toolset):
         the limit and one token above. Verdicts: pass, fail, silent (ignored under a 200),
         unsupported, untested. A job of some 40 requests, seconds on a GPU and minutes on a CPU,
         during which the {server} is busy; cancel_job keeps what was found. {cost}."""
+        self._job.require_program()
         if baseline:
             self._check_baseline(baseline, cases)
         await require_ready(self.context)

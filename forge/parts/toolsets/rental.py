@@ -25,9 +25,11 @@ from forge.parts.planes.capacity_plane import (
     Rental,
     expiry_of,
     is_ours,
+    listed,
     rental_labels,
     rental_name,
 )
+from forge.parts.planes.rented_record import MachineBook, MachineRecord
 from forge.parts.toolsets.toolset import RigContext
 
 # After these the provider itself has refused: nothing is on its way, and one look is enough.
@@ -47,6 +49,16 @@ class Created:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a destruction ended. `gone`: reading showed it; else the provider is at it (`error` None)
+    or the thing may stay and go on costing money (`error` says why)."""
+
+    rental: Rental
+    gone: bool
+    error: RigError | None = None
+
+
 class Rentals:
     """What this rig rents. `clock` gives Unix seconds; tokens use the same."""
 
@@ -61,6 +73,7 @@ class Rentals:
         self._plane = plane
         self._find, self._list, self._describe = words
         self.tokens = TokenStore(context.paths.state, clock)
+        self.book = MachineBook(context.paths.state)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -121,6 +134,20 @@ class Rentals:
             )
         return rental
 
+    def record(self, rental: Rental) -> None:
+        """Write down that this machine is the rig's: every later tool acts in its zone."""
+        intent = rental.labels.get("intent", "")
+        self.book.write(
+            MachineRecord(
+                rental.name,
+                rental.zone,
+                intent,
+                rental.market,
+                rental.provider_id,
+                rental.created_at,
+            )
+        )
+
     def cost_so_far(self, rental: Rental) -> float | None:
         """USD from its creation until now, by the hour; None where the price is not known."""
         if rental.price_per_hour_usd is None:
@@ -149,36 +176,54 @@ class Rentals:
 
     # Creating
 
-    async def create(self, zone: str, hours: float) -> Created:
-        """One machine in `zone` that ends after `hours`, or a RigError and none.
+    async def create(self, zone: str, hours: float, market: str = "", valid_s: int = 0) -> Created:
+        """One machine in `zone` that ends after `hours`, or a RigError and none. `market` empty:
+        the preferred one that is on offer there. `valid_s`: how long the order may wait.
 
         Refuses before the call: over budget, unknown price, no hard stop, quota, a machine of ours
         anywhere, a namesake of somebody else's, a place that cannot be read, a create whose fate is
         not settled. Afterwards only what is read back counts: UNKNOWN when that shows nothing yet.
         """
-        offer = await self._offer(zone)
-        estimate = self._within_budget(offer, hours)
+        offer = await self._offer(zone, market)
+        estimate = self.within_budget(offer, hours)
         async with held_lock(self._context.paths.state, "capacity"):
-            await self._refuse_second()
-            quota = await self._plane.quota(zone)
-            if quota.used >= quota.limit:
-                raise RigError(
-                    "QUOTA",
-                    f"{quota.name} for {zone} allows {quota.limit}, and {quota.used} are in use",
-                    f"ask the provider for more, or {self._find}() in another region",
-                )
-            order = self._order(zone, hours)
+            await self.refuse_second()
+            await self._refuse_quota(offer)
+            order = self._order(offer, hours, valid_s)
             self._note("create intended", order, estimate_usd=estimate, life_s=order.life_s)
+            self.book.write(MachineRecord(order.name, zone, order.intent, offer.market))
             return await self._called(order, estimate)
 
-    async def _offer(self, zone: str) -> Offer:
-        offers = await self._plane.offers()
-        for offer in offers:
-            if offer.zone == zone:
-                return offer
-        raise RigError("NOT_FOUND", f"the machine is not on offer in {zone}", f"{self._find}()")
+    async def _refuse_quota(self, offer: Offer) -> None:
+        """Raise RigError QUOTA where none is left. A quota that cannot be read says nothing."""
+        try:
+            quota = await self._plane.quota(offer.zone, offer.market)
+        except RigError as error:
+            if error.error_class == "AUTH":
+                raise
+            return
+        if quota.used >= quota.limit:
+            raise RigError(
+                "QUOTA",
+                f"{quota.name} for {offer.zone} allows {quota.limit}, and {quota.used} are in use",
+                f"ask the provider for more, or {self._find}() in another region",
+            )
 
-    def _within_budget(self, offer: Offer, hours: float) -> float | None:
+    async def _offer(self, zone: str, market: str) -> Offer:
+        order = [market] if market else listed(self.settings.markets)
+        here = [offer for offer in await self._plane.offers() if offer.zone == zone]
+        for wanted in order:
+            for offer in here:
+                if offer.market == wanted:
+                    return offer
+        if here and not order:
+            return here[0]
+        how = f" as {' or '.join(order)}" if order else ""
+        raise RigError(
+            "NOT_FOUND", f"the machine is not on offer in {zone}{how}", f"{self._find}()"
+        )
+
+    def within_budget(self, offer: Offer, hours: float) -> float | None:
         """What `hours` of `offer` cost in USD, or the refusal that the settings want."""
         settings = self.settings
         if hours > settings.max_hours:
@@ -188,7 +233,7 @@ class Rentals:
                 "created",
                 "ask for fewer hours",
             )
-        if not self._plane.hard_stop and not settings.no_hard_stop_ok:
+        if not self._hard_stop_of(offer) and not settings.no_hard_stop_ok:
             raise RigError(
                 "DENIED",
                 "this provider never ends a machine by itself, so a forgotten one is billed for "
@@ -214,7 +259,12 @@ class Rentals:
             )
         return estimate
 
-    async def _refuse_second(self) -> None:
+    def _hard_stop_of(self, offer: Offer) -> str:
+        """How the provider ends a machine of that market by itself; empty where it does not."""
+        without = getattr(type(self._plane), "endless_markets", ())
+        return "" if offer.market in without else self._plane.hard_stop
+
+    async def refuse_second(self) -> None:
         """Under the lock: settle what is unsettled, then refuse unless nothing of ours exists."""
         mine, _, census = await self.census()
         if census.unread:
@@ -226,7 +276,7 @@ class Rentals:
             )
         self._settle(mine)
         for rental in mine:
-            if rental.kind == "machine":
+            if rental.kind in ("machine", "request"):
                 raise RigError(
                     "EXISTS",
                     f"{rental.name} exists already in {rental.zone} ({rental.state}, intent "
@@ -247,7 +297,8 @@ class Rentals:
 
         A killed server leaves the same trace as a timed-out call: an intent without an end.
         """
-        seen = {rental.labels.get("intent") for rental in mine}
+        # A disk may be seen before its machine is, so it proves nothing.
+        seen = {one.labels.get("intent") for one in mine if one.kind in ("machine", "request")}
         for intent, entry in self._unsettled().items():
             age = self.clock() - _unix(str(entry.get("at")))
             if intent in seen:
@@ -262,14 +313,16 @@ class Rentals:
             else:
                 self._close(intent, str(entry.get("zone")), "absent")
 
-    def _order(self, zone: str, hours: float) -> Order:
+    def _order(self, offer: Offer, hours: float, valid_s: int) -> Order:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         intent = f"create-{stamp}-{secrets.token_hex(3)}"
         life = round(hours * 3600)
-        labels = rental_labels(
-            self._context.rig, self._context.owner, intent, int(self.clock()) + life
-        )
-        return Order(name=self.name, zone=zone, intent=intent, labels=labels, life_s=life)
+        # Where a request waits for capacity, its life begins when it is granted.
+        queued = offer.market in getattr(type(self._plane), "queued_markets", ())
+        valid_s = valid_s if queued else 0
+        over = int(self.clock()) + valid_s + life
+        labels = rental_labels(self._context.rig, self._context.owner, intent, over)
+        return Order(self.name, offer.zone, intent, labels, life, offer.market, valid_s)
 
     async def _called(self, order: Order, estimate: float | None) -> Created:
         """Send the order and read back what came of it, whatever the call itself said."""
@@ -282,10 +335,12 @@ class Rentals:
         rental = await self._seen(order, patience_s=0.0 if refused else self._plane.read_back_s)
         if rental is not None:
             self._close(order.intent, order.zone, "created")
+            self.record(rental)
             note = "" if said is None else f"the call itself ended with: {said.what}"
             return Created(rental, order.intent, estimate, note)
         if said is not None and refused:
             self._close(order.intent, order.zone, "refused", error_class=said.error_class)
+            self.book.forget(order.name)
             raise self._with_step(said)
         self._note("create unknown", order, why=said.what if said is not None else "not seen")
         why = said.what if said is not None else "it was accepted and is not to be seen"
@@ -302,7 +357,9 @@ class Rentals:
         while True:
             try:
                 rental = await self._plane.describe(order.name, order.zone)
-                if rental.labels.get("intent") == order.intent and self.ours(rental):
+                # A disk that a half-made machine left behind is no machine.
+                same = rental.labels.get("intent") == order.intent and self.ours(rental)
+                if same and rental.kind in ("machine", "request"):
                     return rental
             except RigError:
                 pass  # not there, or not to be read: either way not seen
@@ -372,7 +429,7 @@ class Rentals:
             )
         return all(rental.provider_id != subject["provider_id"] for rental in census.rentals)
 
-    async def destroy(self, name: str, zone: str, token: str) -> Rental | None:
+    async def destroy(self, name: str, zone: str, token: str) -> Ended | None:
         """End the planned thing and read back that it is gone; None when it was gone before.
 
         Raises RigError DENIED (token, plan), the provider's own refusal, or UNKNOWN while the thing
@@ -381,23 +438,72 @@ class Rentals:
         async with held_lock(self._context.paths.state, "capacity"):
             rental = await self.planned(name, zone, token)
             if rental is None:
+                self.book.forget(name)
                 await self.tokens.revoke(token)
                 return None
             await self.tokens.redeem(token, self.subject(rental))
-            self._context.journal.append("destroy intended", **self.subject(rental))
-            said: RigError | None = None
-            try:
-                await self._plane.destroy(rental)
-            except RigError as error:
-                said = error
-            if said is not None and said.error_class in _REFUSALS:
-                raise self._with_step(said)
-            left = await self._left(rental)
-            if left is not None:
-                self._context.journal.append("destroy unknown", name=name, zone=zone, state=left)
-                raise self._still_there(rental, left, said)
-            self._context.journal.append("destroyed", **self.subject(rental))
-            return rental
+            ended = await self._ended(rental)
+            if ended.error is not None:
+                raise ended.error
+            return ended
+
+    async def _ended(self, rental: Rental) -> Ended:
+        """End that very thing and read back what became of it."""
+        self._context.journal.append("destroy intended", **self.subject(rental))
+        said: RigError | None = None
+        try:
+            await self._plane.destroy(rental)
+        except RigError as error:
+            said = error
+        if said is not None and said.error_class in _REFUSALS:
+            return Ended(rental, False, self._with_step(said))
+        left = await self._left(rental)
+        if left is not None and left != "stopping":
+            where = {"name": rental.name, "zone": rental.zone}
+            self._context.journal.append("destroy unknown", **where, state=left)
+            return Ended(rental, False, self._still_there(rental, left, said))
+        # A provider takes a minute or more to end what it has accepted to end.
+        event = "destroyed" if left is None else "destroy accepted"
+        self._context.journal.append(event, **self.subject(rental))
+        self.book.forget(rental.name)
+        gone = getattr(self._plane, "machine_gone", None)
+        if gone is not None and rental.kind == "machine":
+            await gone()
+        return Ended(rental, left is None)
+
+    # Orphans
+
+    async def orphans(self) -> tuple[list[tuple[Rental, list[str]]], Census]:
+        """(what nobody seems to need any more, each with its reasons; the census)."""
+        mine, _, census = await self.census()
+        found = [(rental, self.orphan_reasons(rental, mine)) for rental in mine]
+        return [(rental, why) for rental, why in found if why], census
+
+    def reap_subject(self, rentals: Sequence[Rental]) -> dict[str, str]:
+        """What a token for reaping is bound to: these very things, no other and none less."""
+        marks = sorted(f"{r.kind}/{r.zone}/{r.name}/{r.provider_id}" for r in rentals)
+        return {"act": "reap", "rig": self._context.rig, "things": " ".join(marks)}
+
+    async def reap(self, token: str) -> list[Ended]:
+        """End every orphan of the list that `token` was given for.
+
+        Raises RigError DENIED when the orphans are not exactly the listed ones any more, but for
+        those that are gone since.
+        """
+        async with held_lock(self._context.paths.state, "capacity"):
+            given = await self.tokens.check(token)
+            listed_then = set(given.get("things", "").split())
+            now = [rental for rental, _ in (await self.orphans())[0]]
+            subject = self.reap_subject(now)
+            if given["act"] != "reap" or not set(subject["things"].split()) <= listed_then:
+                await self.tokens.revoke(token)
+                raise RigError(
+                    "DENIED",
+                    "the orphans are not those of the list any more; nothing was destroyed",
+                    "list_orphans()",
+                )
+            await self.tokens.redeem(token, given)
+            return [await self._ended(rental) for rental in now]
 
     async def _left(self, rental: Rental) -> str | None:
         """The state in which the very thing is still to be seen after a while; None: it is gone."""

@@ -15,12 +15,11 @@ from pydantic import BaseModel, Field
 
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.ground.errors import RigError, invalid_parameter
-from forge.parts.ground.journal import Journal
 from forge.parts.ground.redact import printable, redact
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import rig_paths
-from forge.parts.planes.this_computer import ThisComputer
-from forge.parts.toolsets.serving import require_ready
+from forge.parts.planes.server_book import ServerBook
+from forge.parts.toolsets.following import require_ready
 from forge.parts.toolsets.toolset import RigContext
 
 _OPINION_PATIENCE_S = 40.0  # under every client's limit for one call
@@ -135,11 +134,8 @@ async def _opinion_endpoint(context: RigContext) -> tuple[ChatClient, str, str]:
     if not _RIG_NAME.fullmatch(other):
         raise invalid_parameter("ANALYSIS_ENDPOINT_RIG", "must be the name of a rig")
     # The other rig's own record, believed only where a process carries its exact label.
-    paths = rig_paths(other)
-    label = f"rig={other};owner={context.owner or 'none'}"
-    plane = ThisComputer(paths, label, Journal(paths.state / "journal.jsonl"))
-    finding = await plane.find()
-    if finding.instance is None or finding.instance.state != "ready":
+    book = ServerBook(rig_paths(other), f"rig={other};owner={context.owner or 'none'}")
+    known = book.live()
+    if known is None or known.state != "ready":
         raise RigError("NOT_FOUND", f"the rig {other} serves no model now")
-    address = await plane.endpoint(finding.instance)
-    return ChatClient(address), finding.instance.served_name, other
+    return ChatClient(book.address(known)), known.served_name, other

@@ -5,9 +5,8 @@ Knows no engine and no machine: both speak through the runtime and the plane of 
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
 from pydantic import Field
@@ -16,70 +15,19 @@ from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobRecord, JobRunner
 from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_name
-from forge.parts.ground.results import Outcome
 from forge.parts.planes.plane import Finding, Instance
-from forge.parts.toolsets.startup import (
-    SERVE_JOB,
-    Startup,
-    refuse_missing,
-    refuse_oversize,
-    refuse_planned,
+from forge.parts.toolsets.following import (
+    EndpointOutcome,
+    ServeOutcome,
+    WaitSeconds,
+    follow_job,
+    progress_sentence,
+    require_ready,
 )
+from forge.parts.toolsets.starts import SERVE_JOB, refuse_missing, refuse_oversize, refuse_planned
+from forge.parts.toolsets.startup import Startup
 from forge.parts.toolsets.status import StatusToolset
 from forge.parts.toolsets.toolset import RigContext, rig_tool
-
-WAIT_LIMIT_S = 50.0  # no call relies on a client's patience: the strictest gives 60 s
-
-ServingState = Literal["stopped", "starting", "ready", "failed"]
-WaitSeconds = Annotated[
-    float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for progress, 0 to 50.")
-]
-
-
-class ServeOutcome(Outcome):
-    """Where a start stands."""
-
-    state: ServingState
-    job_id: str = ""
-    model: str = ""
-    phase: str = ""
-    percent: float = 0.0
-    remaining_s: float | None = Field(
-        default=None, description="From this rig's own earlier starts; null before the first one."
-    )
-    endpoint: str = ""
-    seconds: float = Field(default=0.0, description="Seconds since the start began.")
-
-
-class EndpointOutcome(Outcome):
-    """The address of the served model."""
-
-    base_url: str
-    model: str = Field(description="The name to send as 'model' in requests.")
-
-
-async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
-    """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
-    deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
-    told, sent = "", -1.0
-    while True:
-        job = context.jobs.read(job_id)
-        sentence = progress_sentence(job)
-        if sentence != told or job.percent > sent:
-            # The protocol wants every notification to be higher than the one before.
-            told, sent = sentence, min(100.0, max(job.percent, sent + 0.01))
-            await ctx.report_progress(sent, 100, sentence)
-        if job.finished or time.monotonic() >= deadline:
-            return job
-        await asyncio.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
-
-
-def progress_sentence(job: JobRecord) -> str:
-    """One line on where an unfinished job is: phase, what it does, time left when known."""
-    if job.finished:
-        return f"{job.state}: {job.message}" if job.message and job.state != "done" else job.state
-    left = "" if job.remaining_s is None else f", about {job.remaining_s:.0f} s left"
-    return f"{job.phase}: {job.message}{left}"
 
 
 class ServingToolset(StatusToolset):
@@ -304,19 +252,3 @@ class ServingToolset(StatusToolset):
             next_step="serve_model()",
             state="stopped",
         )
-
-
-async def require_ready(context: RigContext) -> Instance:
-    """The ready model server; else a RigError that says what there is and what to do."""
-    active = context.jobs.active(SERVE_JOB)
-    finding = await context.plane.find()
-    if finding.instance is not None and finding.instance.state == "ready":
-        return finding.instance
-    if active is not None:
-        raise RigError(
-            "BUSY",
-            f"the model is still starting ({progress_sentence(active)})",
-            f"get_job(job_id='{active.id}', wait_s=50)",
-        )
-    notes = f" ({'; '.join(finding.notes)})" if finding.notes else ""
-    raise RigError("NOT_FOUND", f"no model is being served{notes}", "serve_model()")

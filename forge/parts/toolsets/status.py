@@ -22,7 +22,7 @@ from forge.parts.ground.settings import RigSettings, origin_of_settings
 from forge.parts.planes.billing import BilledPlane, RunningCost
 from forge.parts.planes.plane import Finding, Instance, Room
 from forge.parts.toolsets.engine_load import EngineLoad, load_of, metrics_of
-from forge.parts.toolsets.startup import SERVE_JOB, memory_verdict
+from forge.parts.toolsets.starts import SERVE_JOB, memory_verdict
 from forge.parts.toolsets.status_outcome import (
     CostHalf,
     LastRun,
@@ -172,6 +172,11 @@ def _bills(context: RigContext) -> bool:
     return hasattr(type(context.plane), "cost_so_far")
 
 
+def _boots_itself(context: RigContext) -> bool:
+    """Whether what serves is started by its machine: then no start is left half-done here."""
+    return bool(getattr(type(context.plane), "boots_itself", False))
+
+
 async def _running_cost(context: RigContext) -> RunningCost | None:
     if _bills(context):
         return await cast(BilledPlane, context.plane).cost_so_far()
@@ -190,7 +195,7 @@ async def _state_of(context: RigContext, reading: _StatusReading) -> tuple[Statu
     if instance is None:
         return "stopped", "", ""
     if instance.state != "ready":
-        return "failed", "", ""
+        return ("starting" if _boots_itself(context) else "failed"), "", ""
     address, why = await _half(context.plane.endpoint(instance))
     if address is None:
         return "failed", "", f"it runs but does not answer: {why}"
@@ -219,6 +224,10 @@ def _situation(
         return "unread", ""
     if cost is not None and cost.expires_unix is not None and cost.expires_unix < time.time():
         return "over", ""
+    if state == "starting":
+        return "starting", ""
+    if state == "stopped" and _boots_itself(context) and cost is not None:
+        return "over", ""
     if state == "stopped":
         gone = _bills(context) and cost is None and not reading.why["cost"]
         return ("no machine" if gone and "hardware" in context.vocabulary else "stopped"), ""
@@ -235,7 +244,8 @@ def _notes(context: RigContext, reading: _StatusReading) -> list[str]:
         notes.append(f"what runs on {place} is not known: {why['plane']}")
     if why["jobs"]:
         notes.append(f"the jobs are not known: {why['jobs']}")
-    if reading.instance is not None and reading.instance.state != "ready" and not reading.start:
+    half = reading.instance is not None and reading.instance.state != "ready"
+    if half and not reading.start and not _boots_itself(context):
         notes.append("a half-started model server is left of a killed start")
     last = next((job for job in reading.jobs if job.kind == SERVE_JOB), None)
     if last is not None and last.state == "lost":

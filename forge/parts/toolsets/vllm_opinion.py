@@ -27,9 +27,9 @@ from forge.parts.runtimes.vllm_bench import (
 from forge.parts.runtimes.vllm_cpu import VllmCpu
 from forge.parts.runtimes.vllm_install import VLLM_VERSION
 from forge.parts.toolsets.benchmark_frame import benchmark_frame
+from forge.parts.toolsets.following import require_ready
 from forge.parts.toolsets.reports import save_report
-from forge.parts.toolsets.serving import require_ready
-from forge.parts.toolsets.startup import refuse_missing
+from forge.parts.toolsets.starts import refuse_missing
 from forge.parts.toolsets.toolset import RigContext
 
 _BENCH_SERVE_PATIENCE_S = 7200.0

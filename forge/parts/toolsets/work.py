@@ -10,8 +10,10 @@ from pydantic import Field
 from forge.parts.ground.jobs import JobRecord
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
-from forge.parts.toolsets.serving import WaitSeconds, follow_job, progress_sentence
+from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence
 from forge.parts.toolsets.toolset import Toolset, rig_tool
+
+_CANCEL_PATIENCE_S = 45.0  # a search proves that its request is gone: several calls of a provider
 
 JobId = Annotated[str, Field(max_length=64, description="The id that the starting tool gave.")]
 
@@ -48,7 +50,7 @@ class JobsToolset(Toolset):
         """End a job that is queued or running and undo what it began, such as a half-started
         {server}. A job that is finished stays as it is. Takes seconds."""
         checked_name("job", "job_id", job_id)
-        job = await self.context.jobs.cancel(job_id)
+        job = await self.context.jobs.cancel(job_id, _CANCEL_PATIENCE_S)
         finding = await self.context.plane.find()
         if finding.instance is not None and finding.instance.job_id == job_id:
             if finding.instance.state == "starting" and job.state in ("cancelled", "lost"):

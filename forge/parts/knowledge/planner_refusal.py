@@ -5,24 +5,24 @@ Decides nothing itself: the planner's verdict does.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from forge.parts.ground.errors import RigError
-from forge.parts.ground.settings import RigSettings
 from forge.parts.knowledge.models import GEMMA4
+from forge.parts.knowledge.plan_answer import PlanRefusal
 from forge.parts.knowledge.planner import DeploymentPlan, refusal_of
 from forge.parts.knowledge.planner_engines import GIB_BYTES
 
 
-def refuse_by_plan(plan: DeploymentPlan, settings: RigSettings, override: bool) -> None:
-    """Raise RigError CAPACITY when `plan` does not fit, with every summand in GB (1e9 bytes) and
-    the changes that would make it fit, as keys of this rig's `settings` where it has them.
-
-    `override` lets an estimate pass; arithmetic is refused all the same.
-    """
+def planned_refusal(plan: DeploymentPlan, settings: Collection[str]) -> PlanRefusal | None:
+    """Why `plan` is refused, with every summand in GB (1e9 bytes) and the changes that would make
+    it fit, as keys out of `settings` where those have them; None for a plan that fits."""
     try:
-        refusal_of(plan, override)
+        refusal_of(plan)
     except RigError as error:
         what = f"{error.what}; {plan_sum(plan)}"
-        raise RigError(error.error_class, what, _fitting_words(plan, settings)) from None
+        return PlanRefusal(what, _fitting_words(plan, settings), plan.verdict.arithmetic)
+    return None
 
 
 def plan_sum(plan: DeploymentPlan) -> str:
@@ -46,16 +46,16 @@ def _needed(plan: DeploymentPlan) -> dict[str, float]:
     }
 
 
-def _fitting_words(plan: DeploymentPlan, settings: RigSettings) -> str:
+def _fitting_words(plan: DeploymentPlan, settings: Collection[str]) -> str:
     """What would make it fit: this rig's own settings, other weights, or a rig elsewhere."""
     request, words, places = plan.request, [], []
     known = GEMMA4[request.model.size].checkpoints if request.model.size else ()
     if plan.verdict.visible < sum(_needed(plan).values()) <= request.physical_gib * GIB_BYTES:
         words.append("free memory")
     for change, new in plan.changes:
-        if new.context != request.context and hasattr(settings, "max_model_len"):
+        if new.context != request.context and "MAX_MODEL_LEN" in settings:
             words.append(f"set MAX_MODEL_LEN={new.context}")
-        elif new.kv_dtype != request.kv_dtype and hasattr(settings, "kv_cache_dtype"):
+        elif new.kv_dtype != request.kv_dtype and "KV_CACHE_DTYPE" in settings:
             words.append(f"set KV_CACHE_DTYPE={new.kv_dtype}")
         elif new.encoding != request.encoding:
             stored = (c.repo for c in known if c.exists and c.stored == new.encoding)

@@ -1,0 +1,45 @@
+"""The Cloud TPU API as the plane of a rig that serves vLLM on the machine it rents there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
+
+from forge.parts.assembly.rented_vllm import RentedVllmPlane, RentedVllmSettings
+from forge.parts.ground.journal import Journal
+from forge.parts.ground.settings import RigSettings
+from forge.parts.ground.state import RigPaths
+from forge.parts.knowledge.sweep_refusals import region_of
+from forge.parts.planes.cloud_tpu import CloudTpu
+from forge.parts.planes.google_needs import google_needs
+from forge.parts.planes.plane import PlaneNeed
+from forge.parts.planes.tpu_order import CloudTpuSettings, tpu_zones
+from forge.parts.toolsets.deployment import boot_files
+
+
+class CloudTpuVllmSettings(CloudTpuSettings, RentedVllmSettings):
+    """Every key that the tpu.env of such a rig may hold."""
+
+
+class RentedCloudTpu(CloudTpu, RentedVllmPlane):
+    """The Cloud TPU API, and vLLM on the machine that is rented through it."""
+
+    log_kind: Literal["gce_instance", "tpu_worker"] = "tpu_worker"
+    vocabulary: Mapping[str, str] = {
+        **CloudTpu.vocabulary,
+        "docker": "vllm_docker",
+        "serve": "find_tpu()",
+    }
+
+    def __init__(
+        self, paths: RigPaths, label: str, journal: Journal, load: Callable[[], RigSettings]
+    ) -> None:
+        RentedVllmPlane.__init__(self, paths, label, journal, load)
+        values = cast(Callable[[], CloudTpuVllmSettings], load)
+        CloudTpu.__init__(self, values, lambda: boot_files(paths.state, self._program))
+
+    async def plane_needs(self) -> Sequence[PlaneNeed]:
+        """gcloud, its login, the client libraries' own credentials, and ssh."""
+        settings = self._settings()
+        found = await google_needs(settings.project, region_of(tpu_zones(settings)[0]))
+        return [*found, *(PlaneNeed("caution", True, words) for words in self.cautions())]

@@ -1,0 +1,51 @@
+"""Compute Engine as the plane of a rig that serves vLLM on the machine it rents there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from forge.parts.assembly.rented_vllm import RentedVllmPlane, RentedVllmSettings
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.journal import Journal
+from forge.parts.ground.settings import RigSettings
+from forge.parts.ground.state import RigPaths
+from forge.parts.knowledge.sweep_refusals import region_of
+from forge.parts.planes.capacity_plane import listed
+from forge.parts.planes.compute_catalogue import V6E_ZONES
+from forge.parts.planes.compute_engine import ComputeEngine
+from forge.parts.planes.compute_order import ComputeEngineSettings
+from forge.parts.planes.google_needs import google_needs
+from forge.parts.planes.plane import PlaneNeed
+from forge.parts.toolsets.deployment import boot_files
+
+
+class ComputeEngineVllmSettings(ComputeEngineSettings, RentedVllmSettings):
+    """Every key that the tpu.env of such a rig may hold."""
+
+
+class RentedComputeEngine(ComputeEngine, RentedVllmPlane):
+    """Compute Engine, and vLLM on the machine that is rented there."""
+
+    vocabulary: Mapping[str, str] = {
+        **ComputeEngine.vocabulary,
+        "docker": "vllm_docker",
+        "serve": "find_tpu_vm()",
+    }
+
+    def __init__(
+        self, paths: RigPaths, label: str, journal: Journal, load: Callable[[], RigSettings]
+    ) -> None:
+        RentedVllmPlane.__init__(self, paths, label, journal, load)
+        values = cast(Callable[[], ComputeEngineVllmSettings], load)
+        ComputeEngine.__init__(self, values, lambda: boot_files(paths.state, self._program))
+
+    async def plane_needs(self) -> Sequence[PlaneNeed]:
+        """gcloud, its login, the client libraries' own credentials, and ssh."""
+        try:
+            settings = self._settings()
+        except RigError:
+            return []  # the settings' own row says what is wrong with them
+        zones = listed(settings.zones) or list(V6E_ZONES)
+        found = await google_needs(settings.project, region_of(zones[0]))
+        return [*found, *(PlaneNeed("caution", True, words) for words in self.cautions())]

@@ -1,0 +1,74 @@
+"""`server.py take-down`: everything that a rig rents, shown, asked about and destroyed, for people.
+
+Goes through the same tools as a client does: plan, token, destroy. Knows no provider.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from mcp import Client
+
+from forge.parts.assembly.rig import AssembledRig
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.redact import clean
+
+
+async def take_down(rig: AssembledRig, agreed: bool) -> int:
+    """Plan and destroy what this rig rents, one after the other; the exit status.
+
+    Asks at the terminal for each, unless `agreed`. Raises RigError DENIED where it could not ask.
+    """
+    refused: RigError | None = None
+    async with Client(rig.server()) as client:
+        try:
+            whole = await _each_taken_down(client, rig.context.vocabulary, agreed)
+        except RigError as error:
+            refused = error  # raised outside, where no task group wraps it
+    if refused is not None:
+        raise refused
+    return 0 if whole else 1
+
+
+async def _each_taken_down(client: Client, words: Mapping[str, str], agreed: bool) -> bool:
+    """Whether everything could be read, and everything that was agreed to is gone."""
+    listing = await _called(client, f"list_{words['rental']}s")
+    print(listing["summary"])
+    for place in listing["unread"]:
+        print(f"NOT READ: {place}; what is there is not known")
+    whole = not listing["unread"]
+    for one in listing["rentals"]:
+        where = {"name": one["name"], "zone": one["zone"]}
+        plan = await _called(client, "plan_destroy", **where)
+        print(plan["summary"])
+        if not agreed and not _asked(f"Destroy {one['name']}?"):
+            print("Left as it is.")
+            continue
+        name = f"{words['destroy']}_{words['rental']}"
+        try:
+            done = await _called(client, name, **where, token=plan["token"])
+            print(done["summary"])
+        except RigError as error:
+            print(clean(str(error)), file=sys.stderr)
+            whole = False
+    return whole
+
+
+def _asked(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise RigError(
+            "DENIED", "nothing was done: there is no terminal to ask at", "YES=1 does not ask"
+        )
+    return input(f"{question} [y/N] ").strip().lower().startswith("y")
+
+
+async def _called(client: Client, tool: str, **arguments: str) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
+    if result.is_error:
+        text = "".join(item.text for item in result.content if item.type == "text")
+        error_class, _, rest = text.partition(" ")
+        what, _, step = rest.partition(" Next: ")
+        raise RigError(error_class, what, step)  # type: ignore[arg-type]  # as the tool wrote it
+    return dict(result.structured_content or {})

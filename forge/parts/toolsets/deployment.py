@@ -1,0 +1,160 @@
+"""What a rented machine will run, before it runs: the boot order, the command, a manifest.
+
+Knows no provider: the runtime composes the container's command and the document of the boot, the
+plane says how a machine would be created.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Protocol, cast
+
+from pydantic import Field
+
+from forge.parts.ground.errors import RigError
+from forge.parts.ground.names import checked_name
+from forge.parts.ground.results import Outcome
+from forge.parts.ground.state import private_folder, read_json, write_json
+from forge.parts.toolsets.capacity import BOOT_ORDER
+from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
+
+BOOT_FOLDER = "boot"  # below the state folder
+BOOT_DOCUMENT = "boot.json"
+
+
+class BootingRuntime(Protocol):
+    """The verbs of a runtime whose server a machine starts at boot."""
+
+    async def image(self) -> tuple[str, str]: ...
+    def serve_argv(self) -> list[str]: ...
+    def boot_document(self, rig: str, project: str, image: str, life_s: int) -> dict[str, Any]: ...
+    def privileges(self) -> list[str]: ...
+    def manifest(self, image: str, replicas: int) -> str: ...
+
+
+class OrderingPlane(Protocol):
+    """The verb of a plane that can say what a create call would be."""
+
+    def create_command(self, zone: str, market: str, hours: float) -> list[str]: ...
+
+
+class LaunchOutcome(Outcome):
+    """What create would run. Nothing was created."""
+
+    image: str
+    image_note: str = Field(description="How the image was resolved, or why it was not.")
+    serve_argv: list[str] = Field(description="vLLM's own arguments.")
+    container_argv: list[str] = Field(description="What the machine runs at boot.")
+    create_argv: list[str] = Field(description="The provider's command, for one zone.")
+    privileges: list[str] = Field(description="What the container may do beyond docker's default.")
+    idle_minutes: int
+    life_s: int
+
+
+class BootOrder:
+    """Writes down what the next machine boots: the document that goes out as its metadata."""
+
+    def __init__(self, context: RigContext) -> None:
+        self._context = context
+        self._runtime = cast(BootingRuntime, context.runtime)
+
+    @property
+    def path(self) -> Path:
+        return self._context.paths.state / BOOT_FOLDER / BOOT_DOCUMENT
+
+    async def write(self, life_s: int) -> None:
+        """Resolve the image and write the document, readable by this user alone."""
+        document, note = await self.document(life_s)
+        private_folder(self.path.parent)
+        write_json(self.path, document)
+        self._context.journal.append("boot planned", image=document["image"], note=note)
+
+    async def document(self, life_s: int) -> tuple[dict[str, Any], str]:
+        """The document, and a word on its image."""
+        image, note = await self._runtime.image()
+        project = str(getattr(self._context.settings, "project", ""))
+        return self._runtime.boot_document(self._context.rig, project, image, life_s), note
+
+    def last(self) -> Mapping[str, Any]:
+        """The document that was written last; empty before the first."""
+        return read_json(self.path) or {}
+
+
+class DeploymentToolset(Toolset):
+    """The command, the manifest."""
+
+    toolset_name = "deployment"
+
+    def __init__(self, context: RigContext) -> None:
+        super().__init__(context)
+        self.boot_order = BootOrder(context)
+        context.extras[BOOT_ORDER] = self.boot_order.write
+
+    @rig_tool(name="get_{ready}_deployment_config", title="What would run", effect="reads")
+    async def get_deployment_config(
+        self,
+        zone: Annotated[
+            str, Field(max_length=40, description="For the create command; empty: the first one.")
+        ] = "",
+        hours: Annotated[float, Field(ge=0.25, le=168, description="Life in hours.")] = 1.0,
+    ) -> LaunchOutcome:
+        """What a {rented} of this rig would run: the image by digest, {engine}'s command line, the
+        container's, the provider's create command, and each privilege with its reason. Creates
+        nothing and costs nothing; asks the image's registry once."""
+        if zone:
+            checked_name("zone", "zone", zone)
+        document, note = await self.boot_order.document(round(hours * 3600))
+        return self._deployment(document, note, zone, hours)
+
+    @rig_tool(
+        name="get_{ready}_tpu_manifest",
+        title="The same for Kubernetes",
+        effect="reads",
+        structured=False,
+    )
+    async def get_manifest(
+        self,
+        replicas: Annotated[int, Field(ge=1, le=100, description="Servers side by side.")] = 1,
+    ) -> str:
+        """The same serving as a Kubernetes manifest for a GKE TPU node: command, port, probes, node
+        selector, resources, the token's secret; with more than one replica a Service and an
+        autoscaler on {engine}'s queue. Applied to no cluster, and never run on one by this rig."""
+        image, note = await cast(BootingRuntime, self.context.runtime).image()
+        text = cast(BootingRuntime, self.context.runtime).manifest(image, replicas)
+        return f"# {note}\n{text}"
+
+    def _deployment(
+        self, document: Mapping[str, Any], note: str, zone: str, hours: float
+    ) -> LaunchOutcome:
+        runtime = cast(BootingRuntime, self.context.runtime)
+        create: list[str] = []
+        maker = getattr(self.context.plane, "create_command", None)
+        if maker is not None:
+            create = list(maker(zone, "", hours))
+        argv = [str(word) for word in document["container"]]
+        return LaunchOutcome(
+            summary=f"Would run: {shlex.join(argv)[:2000]}. Nothing was created.",
+            next_step=f"find_{self.context.vocabulary['hardware']}()",
+            image=str(document["image"]),
+            image_note=note,
+            serve_argv=runtime.serve_argv(),
+            container_argv=argv,
+            create_argv=create,
+            privileges=runtime.privileges(),
+            idle_minutes=int(document["idle_minutes"]),
+            life_s=int(document["life_s"]),
+        )
+
+
+def boot_files(state: Path, program: Path) -> dict[str, Path]:
+    """The files that go out with a create call, by metadata key. RigError INTERNAL where the
+    document was not written before."""
+    document = state / BOOT_FOLDER / BOOT_DOCUMENT
+    if not document.is_file():
+        raise RigError("INTERNAL", "no boot was planned before a machine was asked for")
+    if len(json.dumps(read_json(document))) > 200_000:  # metadata values end at 256 KB
+        raise RigError("INVALID", "the document of the boot is too large for a machine's metadata")
+    return {"startup-script": program, "gemma4-boot": document}

@@ -1,0 +1,264 @@
+"""The shared suites on a rented rig: its list, bad input, read-only, settings, leaving, a full disk.
+
+What differs is how something is begun and ended there; the tests are the shared ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from unittest import mock
+
+import psutil
+from mcp import Client
+
+from forge.suites.bad_input import ATTACK_CORPUS, STAND_INS, BadInputSuite
+from forge.suites.catalogue import CatalogueSuite, listed_tools, parameters_of
+from forge.suites.full_disk import NO_FILE_GROWS, FullDiskSuite
+from forge.suites.leaving import LeavingSuite
+from forge.suites.raw_stdio import RawServer, call_fault, raw_server
+from forge.suites.read_only import ReadOnlySuite
+from forge.suites.rented_case import IMPATIENT, RENTED_PROJECT, RentedCase
+from forge.suites.rig_case import rig_under_test
+from forge.suites.settings_faults import SettingsSuite
+
+# The rig's own names of the tools that the shared suites call by the first rig's.
+RENTED_WORDS = {
+    "wait_for_model_ready": "wait_for_vllm_ready",
+    "get_server_logs": "get_vllm_docker_logs",
+    "get_endpoint": "get_vllm_endpoint",
+    "run_benchmark": "run_vllm_benchmark",
+}
+_NOWHERE = "tpu-vllm-v6e1-2b-none00"  # a name that nothing has
+# Lifts the limit of the rig's process for gcloud, whose own disk is another one.
+_UNLIMITED = """#!{python} -SE
+import os, resource, sys
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+os.execv({real!r}, [{real!r}, *sys.argv[1:]])
+"""
+
+
+class RentedCatalogueSuite(RentedCase, CatalogueSuite):
+    """The list that is loaded by default, and the whole one."""
+
+    plan_tokens = frozenset({"destroy_tpu_vm_instance", "reap_orphans"})
+
+    async def test_all_toolsets_are_the_default_ones_and_more(self) -> None:
+        with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
+            async with self.in_process() as client:
+                tools = {tool.name: tool for tool in await listed_tools(client)}
+                page = await self.text(client, "get_help")
+        self.assertLess(set(rig_under_test().tools), set(tools))
+        for name, tool in tools.items():
+            self.assertIn(f"`{name}`", page)
+            self.assertGreater(len(tool.description or ""), 60, name)
+            self.assertNotIn("{", tool.description or "", name)
+            for parameter, schema in parameters_of(tool).items():
+                self.assertTrue(schema.get("description"), f"{name}.{parameter}")
+
+
+class RentedBadInputSuite(RentedCase, BadInputSuite):
+    """The corpus over every tool of every toolset: nothing of it reaches the provider either."""
+
+    stand_ins = {
+        **STAND_INS,
+        "name": _NOWHERE,
+        "zone": "europe-west4-a",
+        "token": "plan-" + "A" * 32,
+    }
+
+    @classmethod
+    def _clean_environment(cls) -> dict[str, str]:
+        return {**super()._clean_environment(), "RIG_TOOLSETS": "all"}
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        self.before = (self.rented(), self._changes())
+
+    async def asyncTearDown(self) -> None:
+        self.assertEqual((self.rented(), self._changes()), self.before)
+        heard = self.provider().argv_file.read_text()
+        for attack in ATTACK_CORPUS:
+            if len(attack.strip()) > 3:
+                self.assertNotIn(attack, heard, "an attack became an argument of gcloud")
+        await super().asyncTearDown()
+
+    def _changes(self) -> int:
+        """How many requests that change something Google was sent."""
+        with self.google.lock:
+            sent = [one for one in self.google.requests if one.method != "GET"]
+        return len([one for one in sent if "importSshPublicKey" not in one.path])
+
+    def test_attacks_within_lists_are_refused_by_name(self) -> None:
+        lists = 0
+        with self.unharmed() as server:
+            for tool in self.tools:
+                for name, schema in parameters_of(tool).items():
+                    if schema.get("type") != "array":
+                        continue
+                    lists += 1
+                    for attack in ATTACK_CORPUS:
+                        if len(attack) > 1_000_000:
+                            continue
+                        given = {**self.required(tool), name: [attack]}
+                        fault = call_fault(server.call(tool.name, given))
+                        where = f"{tool.name}.{name}: {fault[:200]}"
+                        self.assertTrue(fault.startswith(f"INVALID {name}"), where)
+        self.assertGreaterEqual(lists, 4)
+
+
+class RentedReadOnlySuite(RentedCase, ReadOnlySuite):
+    """Nothing is rented, and nothing destroyed, while it is on."""
+
+    stopping_tool = "destroy_tpu_vm_instance"
+
+    async def nothing_is_waited_for(self, client: Client) -> None:
+        await self.refusal(client, "wait_for_model_ready", "NOT_FOUND", wait_s=0)
+
+    async def stop(self, client: Client) -> None:
+        listing = await self.answer(client, "list_tpu_vm_instances")
+        (machine,) = listing["rentals"]
+        await self.destroyed(client, machine)
+
+
+class RentedSettingsSuite(RentedCase, SettingsSuite):
+    """tpu.env at fault, a missing project first of all: nothing is asked for."""
+
+    starting_tool = "create_tpu_vm_instance"
+    starting_arguments = {"zone": "europe-west4-a"}
+    stopping_tool = ""
+    defaulted = ("MAX_HOURS", "4.0")
+
+    @classmethod
+    def good_settings(cls) -> dict[str, str]:
+        return {**super().good_settings(), "BUDGET_USD": "12", "SERVICE_ACCOUNT": "gemma4-rig"}
+
+    def _faults(self) -> dict[str, tuple[str, str]]:
+        good, given = self._good(), self.good_settings()
+
+        def but(name: str, instead: str = "") -> str:
+            lines = [f"{key}={value}\n" for key, value in given.items() if key != name]
+            return "".join(lines) + instead
+
+        project, port = f"PROJECT={RENTED_PROJECT}\n", f"PORT={self.port}\n"
+        return {
+            "no project": (but("PROJECT"), "PROJECT is missing"),
+            "an empty project": (but("PROJECT", "PROJECT=\n"), "PROJECT"),
+            "a project that cannot be one": (but("PROJECT", "PROJECT=My!\n"), "PROJECT (from"),
+            "no budget": (but("BUDGET_USD"), "BUDGET_USD is missing"),
+            "no model": (but("MODEL_NAME"), "MODEL_NAME is missing"),
+            "an unknown key": (good + "PROT=8000\n", "PROT is not a key of this rig"),
+            "a key twice": (good + project, "PROJECT stands in line 3 already"),
+            "garbage": (good + "this is no assignment\n", "line 6 is not KEY=value"),
+            "interpolation": (but("PROJECT", "PROJECT=${ME}\n"), "PROJECT holds a '$'"),
+            "a port that is no number": (good.replace(port, "PORT=http\n"), "PORT (from tpu.env)"),
+            "hours without end": (good + "MAX_HOURS=9999\n", "MAX_HOURS (from tpu.env)"),
+        }
+
+    async def asyncTearDown(self) -> None:
+        self.write_settings_text(self._good())
+        await super().asyncTearDown()
+
+
+class RentedLeavingSuite(RentedCase, LeavingSuite):
+    """gcloud is the attached child here; what goes on without the server is a search."""
+
+    starting_tool = "create_tpu_vm_instance"
+    starting_arguments = {"zone": "europe-west4-a"}
+
+    async def children(self, server: RawServer) -> list[psutil.Process]:
+        process = psutil.Process(server.process.pid)
+        gcloud = str(self.hosts.bin / "gcloud")
+
+        def found() -> list[psutil.Process]:
+            return [child for child in process.children() if gcloud in child.cmdline()]
+
+        children: list[psutil.Process] = await self.until(found, "gcloud was not started")
+        return children
+
+    def assert_starts(self, server: RawServer) -> None:
+        call = {**self.starting_arguments}
+        self.assertEqual(call_fault(server.call(self.starting_tool, call)), "")
+        self.assertEqual(len(self.rented()["instances"]), 1)
+
+    async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
+        with self.server() as server:
+            begun = server.call("find_tpu_vm", {})["result"]["structuredContent"]
+            self.leave(server, 0)
+        with self.server() as server:
+            found = {"state": "queued"}
+            while found["state"] in ("queued", "running"):
+                answer = server.call("get_job", {"job_id": begun["job_id"], "wait_s": 20})
+                found = answer["result"]["structuredContent"]
+            self.assertEqual(found["state"], "done", found)
+            ready = server.call("wait_for_vllm_ready", {"wait_s": 50}, 60.0)
+            self.assertEqual(ready["result"]["structuredContent"]["state"], "ready", ready)
+            answered = server.call("query_gemma4", {"prompt": "still there?"})
+            self.assertEqual(call_fault(answered), "")
+
+
+class RentedFullDiskSuite(RentedCase, FullDiskSuite):
+    """No intent on the disk, no machine; gcloud's own disk is a good one."""
+
+    starting_tool = "find_tpu_vm"
+    preamble = IMPATIENT
+    looking = ("get_system_status", "list_tpu_vm_instances", "get_help")
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        folder = cls.place / "unlimited"
+        folder.mkdir()
+        for name in ("gcloud", "ssh"):
+            real = str(cls.provider().hosts.bin / name)
+            (folder / name).write_text(_UNLIMITED.format(python=sys.executable, real=real))
+            (folder / name).chmod(0o755)
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        cls.environment = {**cls.environment, "PATH": path}
+        patch = mock.patch.dict(os.environ, PATH=path)
+        patch.start()
+        cls.addClassCleanup(patch.stop)
+
+    def _refused(self, server: RawServer, *words: str) -> None:
+        super()._refused(server, *words)
+        self.assertEqual(self.rented(), {})
+        # A create by hand is no different.
+        fault = call_fault(server.call("create_tpu_vm_instance", {"zone": self.zone}))
+        self.assertTrue(fault.startswith("DENIED "), fault)
+        self.assertEqual(self.rented(), {})
+
+    def test_what_is_started_after_the_mending_is_found_again(self) -> None:
+        shutil.rmtree(self.state, ignore_errors=True)
+        self.state.write_text("not a folder")
+        with raw_server(self.server_file, self.environment, self.stderr_file) as server:
+            self.state.unlink()
+            answer = server.call("create_tpu_vm_instance", {"zone": self.zone})
+            made = self.rented()
+            self.assertEqual(bool(call_fault(answer)), not made, answer)
+        with raw_server(self.server_file, self.environment, self.stderr_file) as server:
+            listing = server.call("list_tpu_vm_instances", {})["result"]["structuredContent"]
+            names = [one["name"] for one in listing["rentals"]]
+            self.assertEqual(names, made.get("instances", []))
+
+    async def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:
+        """It can be asked; what cannot be noted is not destroyed either, and that is said."""
+        async with self.in_process() as client:
+            await self.serve(client)
+        runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
+        machine = self.rented()["instances"][0]
+        where: Mapping[str, Any] = {"name": machine, "zone": self.zone}
+        with raw_server(runner, self.environment, self.stderr_file) as server:
+            self.assertEqual(call_fault(server.call("query_gemma4", {"prompt": "hello"})), "")
+            fault = call_fault(server.call("plan_destroy", dict(where)))
+            self.assertTrue(fault.startswith("DENIED "), fault)
+            self.assertIn(" Next: ", fault)
+            status = server.call("get_system_status", {})["result"]["structuredContent"]
+            self.assertEqual(status["state"], "ready", status)
+        self.assertEqual(self.rented()["instances"], [machine])
+        async with self.in_process() as client:
+            await self.destroyed(client, where)
+            await self.assert_all_gone()

@@ -1,0 +1,105 @@
+"""The suite of tpu-vllm-v6e1-2b: `python3 -m unittest test_server` in the rig's folder.
+
+Drives the built server.py beside it through a real MCP client, offline, against a fake Google on
+loopback, a stand-in for gcloud, and machines that boot and serve a scripted vLLM. Nothing is
+rented. Writes to temporary folders only.
+"""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+from forge.suites.rented_case import FakeProvider
+from forge.suites.rented_commands import RentedCommandLineSuite
+from forge.suites.rented_serving import (
+    RentedAnswerFaultSuite,
+    RentedDiagnosingSuite,
+    RentedMeasuringSuite,
+)
+from forge.suites.rented_shared import (
+    RENTED_WORDS,
+    RentedBadInputSuite,
+    RentedCatalogueSuite,
+    RentedFullDiskSuite,
+    RentedLeavingSuite,
+    RentedReadOnlySuite,
+    RentedSettingsSuite,
+)
+from forge.suites.rig_case import RigUnderTest, use_rig
+
+TOOLS_WITH_EFFECT = {
+    "find_tpu_vm": "changes",
+    "create_tpu_vm_instance": "changes",
+    "list_tpu_vm_instances": "reads",
+    "describe_tpu_vm_instance": "reads",
+    "plan_destroy": "reads",
+    "destroy_tpu_vm_instance": "destroys",
+    "list_orphans": "reads",
+    "reap_orphans": "destroys",
+    "get_system_status": "reads",
+    "wait_for_vllm_ready": "reads",
+    "get_vllm_docker_logs": "reads",
+    "get_vllm_endpoint": "reads",
+    "manage_vllm_docker": "destroys",
+    "query_gemma4": "reads",
+    "query_gemma4_with_stats": "reads",
+    "verify_model_health": "reads",
+    "get_model_details": "reads",
+    "get_job": "reads",
+    "cancel_job": "destroys",
+    "run_vllm_benchmark": "changes",
+    "analyze_logs": "reads",
+    "suggest_sre_remediation": "reads",
+    "get_boot_timeline": "reads",
+    "analyze_cloud_logging": "reads",
+    "save_hf_token": "changes",
+    "estimate_deployment_cost": "reads",
+    "get_tpu_vm_serial_log": "reads",
+    "get_help": "reads",
+}
+
+
+def hub_id(folder: Path) -> Path:
+    """The id of what the rig serves, in the form in which a suite holds a model."""
+    del folder
+    return Path("google/gemma-4-E2B-it")
+
+
+def setUpModule() -> None:
+    """Before the first test: every suite of this file tests the rig in this file's folder."""
+    folder = Path(__file__).resolve().parent
+    rig = RigUnderTest(
+        folder,
+        TOOLS_WITH_EFFECT,
+        make_engine=FakeProvider,
+        make_model=hub_id,
+        words=RENTED_WORDS,
+    )
+    use_rig(rig)
+
+
+SUITES = (
+    RentedCatalogueSuite,
+    RentedBadInputSuite,
+    RentedReadOnlySuite,
+    RentedSettingsSuite,
+    RentedLeavingSuite,
+    RentedFullDiskSuite,
+    RentedAnswerFaultSuite,
+    RentedCommandLineSuite,
+    RentedMeasuringSuite,
+    RentedDiagnosingSuite,
+)
+
+
+def load_tests(
+    loader: unittest.TestLoader, tests: unittest.TestSuite, pattern: str | None
+) -> unittest.TestSuite:
+    """These alone: in one file with them stand the suites that some of them are made from."""
+    del tests, pattern
+    return unittest.TestSuite(loader.loadTestsFromTestCase(suite) for suite in SUITES)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,658 @@
+#!/usr/bin/env python3
+# Built from forge/programs/boot.py by `python3 -m forge.build`: edit it there.
+
+"""Boots a machine that serves one model from a container, and ends it when nobody uses it.
+
+    boot.py               at each start of the machine, by its start-up agent, as root
+    boot.py idle          the watch that ends a machine without use, by systemd
+    python3 - ACT DATA    over ssh, with this file as the input. ACT: boot_log logs status start
+                          stop restart rm. DATA: a JSON object in URL-safe base64
+
+What differs between machines comes as one JSON document from the metadata server; nothing is filled
+into this text. Steps are marked on the console, and one that fails says why. The watch runs before
+the first step, so that a broken boot costs no more than an idle machine. Python 3.10, no package,
+no shell. Knows no model and composes no container. Exit status: 0, 1 a step failed, 2 wrong usage.
+"""
+
+# Contents, by line:
+#    40 programs / boot: Boots a machine that serves one model from a container, and ends it when …
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+# ── programs / boot ───────────────────────────────────────────────────────────────────────────────
+
+#!/usr/bin/env python3
+
+
+ROOT = Path(os.environ.get("GEMMA4_ROOT", "/"))  # a sandbox in tests
+MINUTE_S = float(os.environ.get("GEMMA4_MINUTE_S", "60"))  # a shorter one in tests
+SECRETS = os.environ.get("GEMMA4_SECRETS_URL", "https://secretmanager.googleapis.com")
+METADATA_HOST = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+HOME = ROOT / "var/lib/gemma4"
+LOG, DOCUMENT, MADE_FROM = HOME / "boot.log", HOME / "document.json", HOME / "container.json"
+FIRST_BOOT, USE, LOCK = HOME / "first_boot", HOME / "use.json", HOME / "lock"
+UNIT = ROOT / "etc/systemd/system/gemma4-idle.service"
+UNIT_TEXT = """[Unit]
+Description=Ends this machine when nobody uses it
+[Service]
+ExecStart={python} {program} idle
+Restart=always
+RestartSec=60
+[Install]
+WantedBy=multi-user.target
+"""
+READY = ("ready", "done")  # the mark of a boot that has succeeded
+READY_MINUTES = 60  # a boot that takes longer has failed
+DEFAULTS = {"idle_minutes": 30, "life_s": 14_400, "leave": ""}  # until a document has come
+ACTS = ("boot_log", "logs", "status", "start", "stop", "restart", "rm")
+NOTHING, PIPE, BOTH = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+LOCAL = r"http://127\.0\.0\.1:\d+/[\w/.?=&%:-]*"
+FORMS = {  # what the document's strings may be
+    "rig": r"[a-z0-9_-]{1,63}",
+    "project": r"[a-z][a-z0-9:.-]{1,62}",
+    "image": r"\w[\w./:@-]{0,300}",
+    "name": r"[a-z][a-z0-9_-]{0,62}",
+    "health": LOCAL,
+    "metrics": LOCAL,
+    "secret": r"[\w-]{0,255}",
+    "token_file": r"/run/gemma4/[\w-]+\.env",
+    "folder": r"/var/lib/gemma4/[\w-]+(/[\w-]+)*",
+    "bucket": r"([a-z0-9][a-z0-9._-]{1,221})?",
+    # The machine's own credentials go there: to Google, or to this computer in tests.
+    "leave": rf"|https://(compute|tpu|www)\.googleapis\.com/[\w/.?=&%:-]+|{LOCAL}",
+}
+REMEDIES = {  # for what Secret Manager answers
+    403: "let the machine's service account read it (roles/secretmanager.secretAccessor on this "
+    "secret; the machine needs the scope cloud-platform)",
+    404: "save_hf_token makes the secret and its version",
+}
+SECRET_SHAPES = re.compile(r"\b(?:hf_[A-Za-z0-9]{8,}|ya29\.[\w.-]{8,})|Bearer\s+\S{8,}", re.I)
+MARK = re.compile(r"GEMMA4-BOOT (\w+) (begin|done|failed|note) (\d+) ?(.*)")
+METRIC = re.compile(r"^([\w:]+)(?:\{.*\})? ([0-9.eE+-]+)$", re.M)
+HOPELESS = re.compile(r"manifest unknown|not found|denied|unauthorized|no space|invalid ref", re.I)
+seen_secrets: set[str] = set()
+
+
+class Failure(Exception):
+    """What could not be done, in words for the console. `code` is HTTP's, 0 without an answer."""
+
+    def __init__(self, words: str, code: int = -1) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class Progress:
+    """The phase that a boot is in, so that whatever fails is marked there."""
+
+    phase = "docker"
+
+    def begin(self, phase: str, words: str = "") -> None:
+        self.phase = phase
+        mark(phase, "begin", words)
+
+    def tell(self, state: str, words: str = "") -> None:
+        mark(self.phase, state, words)
+
+
+# What the rest is made of
+
+
+def shown(text: str) -> str:
+    """`text` without control characters and without what is, or looks like, a credential."""
+    for secret in seen_secrets:
+        text = text.replace(secret, "[redacted]")
+    text = SECRET_SHAPES.sub("[redacted]", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
+def clean(text: str, limit: int = 500) -> str:
+    """The same in one line."""
+    return " ".join(shown(text[:60_000]).split())[:limit]
+
+
+def mark(phase: str, state: str, words: str = "") -> None:
+    """One line in boot.log, on the console, and for whoever runs this; a full disk is no matter."""
+    line = f"GEMMA4-BOOT {phase} {state} {int(time.time())} {clean(words)}".rstrip()
+    line = line.encode("ascii", "replace").decode() + "\n"  # whatever the console can show
+    for path, flags in ((LOG, os.O_CREAT), (ROOT / "dev/console", os.O_NOCTTY | os.O_NONBLOCK)):
+        with suppress(OSError), open(os.open(path, os.O_WRONLY | os.O_APPEND | flags), "w") as file:
+            file.write(line)
+    with suppress(OSError):
+        print(line, end="", flush=True)
+
+
+def latest_boot() -> list[dict[str, Any]]:
+    """The marks since the last boot began, oldest first."""
+    marks: list[dict[str, Any]] = []
+    lines = LOG.read_text(errors="replace").splitlines() if LOG.exists() else []
+    for found in filter(None, map(MARK.fullmatch, lines)):
+        phase, state, at, words = found.groups()
+        marks = [] if (phase, state) == ("docker", "begin") else marks
+        marks.append({"phase": phase, "state": state, "at": int(at), "words": words})
+    return marks
+
+
+def stored(path: Path, default: Any) -> Any:
+    """The JSON that a file of this program holds; `default` where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return default
+
+
+def run(*argv: str, minutes: float = 2, complaints: int = PIPE) -> str:
+    """What a program printed; with `complaints` set to BOTH its two streams in their order.
+
+    Raises Failure with the last line of what it complained of.
+    """
+    try:
+        done = subprocess.run(
+            argv, stdin=NOTHING, stdout=PIPE, stderr=complaints, timeout=minutes * max(MINUTE_S, 5)
+        )
+    except FileNotFoundError:
+        raise Failure(f"{argv[0]} is not on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{argv[0]} {argv[1]} took more than {minutes} minutes") from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().split("\n")
+        raise Failure(f"{argv[0]} {argv[1]}: {lines[-1] or f'status {done.returncode}'}")
+    return done.stdout.decode("utf-8", "replace").strip()
+
+
+def ask(url: str, method: str = "GET", **headers: str) -> str:
+    """The body of an answer. Raises Failure with the reason that the server gives.
+
+    Knows no proxy and no redirection: what is sent along reaches this host and no other.
+    """
+    parts = urlsplit(url)
+    connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    try:
+        with closing(connect(parts.netloc, timeout=10)) as link:
+            link.request(method, urlunsplit(("", "", *parts[2:])), headers=headers)
+            answer = link.getresponse()
+            text = answer.read(4_000_000).decode("utf-8", "replace")
+    except (OSError, HTTPException, OverflowError) as error:
+        raise Failure(f"no answer from {parts.netloc}: {error}", 0) from None
+    if answer.status != 200:
+        with suppress(ValueError, TypeError, LookupError):
+            text = json.loads(text)["error"]["message"]
+        raise Failure(f"HTTP {answer.status}: {clean(str(text))}", answer.status)
+    return text
+
+
+def metadata(path: str) -> str:
+    """A value that the metadata server has for this machine."""
+    url = f"http://{METADATA_HOST}/computeMetadata/v1/instance/{path}"
+    try:
+        return ask(url, **{"Metadata-Flavor": "Google"})
+    except Failure as failure:
+        raise Failure(f"metadata {path}: {failure}", failure.code) from None
+
+
+def as_the_machine(url: str, method: str = "GET") -> str:
+    """A request to Google in the name of the machine's service account."""
+    try:
+        token = str(json.loads(metadata("service-accounts/default/token"))["access_token"])
+    except Failure as failure:
+        if failure.code != 404:
+            raise
+        raise Failure("this machine has no service account: create it with one") from None
+    seen_secrets.add(token)
+    return ask(url, method, Authorization=f"Bearer {token}")
+
+
+def tried(times: int, step: Callable[[], str], passes: Callable[[Failure], bool]) -> str:
+    """What `step` returns; a failure that `passes` by itself is met by another try."""
+    for left in reversed(range(times)):
+        try:
+            return step()
+        except Failure as failure:
+            if not left or not passes(failure):
+                raise
+        time.sleep(MINUTE_S / 6)
+    raise ValueError("no try was allowed")
+
+
+def transient(failure: Failure) -> bool:
+    """Whether a request failed for the network or for a server in trouble."""
+    return failure.code in (0, 429) or failure.code >= 500
+
+
+def container(name: str) -> dict[str, Any] | None:
+    """What docker knows of the container; None where there is none."""
+    try:
+        text = run("docker", "inspect", "--type", "container", name)
+    except Failure as failure:
+        if "no such" in str(failure).lower():
+            return None
+        raise
+    return dict(json.loads(text)[0])
+
+
+# The boot
+
+
+def boot() -> int:
+    """From an empty machine, or one that was started again, to a model that answers."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    lock = LOCK.open("w")  # held until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("a boot is under way already")
+        return 0
+    progress = Progress()
+    progress.begin("docker")
+    try:
+        start_watch()
+        text = tried(30, lambda: metadata("attributes/gemma4-boot"), transient)
+        document = checked(text)
+        DOCUMENT.write_text(json.dumps(document))
+        progress.tell("done", docker_version(progress))
+        get_container(document, progress)
+        follow(document, progress)
+    except Exception as error:  # whatever it is, the console has to tell it
+        kind = "" if isinstance(error, Failure) else f"{type(error).__name__}: "
+        progress.tell("failed", f"{kind}{error}")
+        return 1
+    copy_cache(document, "save")
+    return 0
+
+
+def start_watch() -> None:
+    """Installs this program and the service that runs its watch, now and after later starts."""
+    if not FIRST_BOOT.exists():
+        FIRST_BOOT.touch()  # its time is what counts
+    program = HOME / "boot.py"
+    if Path(__file__).resolve() != program.resolve():
+        program.write_bytes(Path(__file__).read_bytes())
+    try:
+        UNIT.parent.mkdir(parents=True, exist_ok=True)
+        UNIT.write_text(UNIT_TEXT.format(python=sys.executable, program=program))
+        run("systemctl", "daemon-reload")
+        run("systemctl", "enable", "--now", UNIT.name)
+    except (Failure, OSError) as error:
+        mark("idle", "note", f"the watch runs without its service: {error}")
+        in_background("idle")
+
+
+def in_background(*act: str) -> None:
+    """The installed program as a process of its own, which outlives whoever asked for it."""
+    argv = [sys.executable, str(HOME / "boot.py"), *act]
+    subprocess.Popen(argv, stdin=NOTHING, stdout=NOTHING, stderr=NOTHING, start_new_session=True)
+
+
+def checked(text: str) -> dict[str, Any]:
+    """The boot document. Raises Failure with the first field that is not as it has to be."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+        argv, marks = document["container"], document["marks"]
+        document["name"] = argv[argv.index("--name") + 1]
+        document["folder"], document["bucket"] = (
+            document["cache"][key] for key in ("folder", "bucket")
+        )
+        rules = {
+            "v": document["v"] == 1,
+            **{k: re.fullmatch(form, document[k], re.ASCII) for k, form in FORMS.items()},
+            "container": argv[:3] == ["docker", "run", "--detach"]
+            and document["image"] in argv
+            and all(isinstance(word, str) and "\0" not in word for word in argv),
+            "marks": all(re.compile(p) for p in [*marks["weights"], *marks["compile"]]),
+            "used": all(isinstance(metric, str) for metric in document["used"]),
+        }
+        for key, least in (("idle_minutes", 0), ("life_s", 1)):
+            rules[key] = type(document[key]) is int and least <= document[key] <= 10**6
+    except (ValueError, TypeError, LookupError, AttributeError, re.error) as error:
+        raise Failure(f"the boot document is not valid: {type(error).__name__}: {error}") from None
+    for key, holds in rules.items():
+        if not holds:
+            raise Failure(f"the boot document is not valid: {key}")
+    return document
+
+
+def docker_version(progress: Progress) -> str:
+    """Docker's version, after its installation where it is missing."""
+
+    def install() -> str:
+        run("apt-get", "update", minutes=5)
+        return run("apt-get", "install", "--yes", "docker.io", minutes=10)
+
+    if shutil.which("docker") is None:
+        progress.tell("note", "installing docker.io")
+        tried(30, install, lambda _: True)  # another program may hold apt's lock for minutes
+    question = ("docker", "version", "--format", "{{.Server.Version}}")
+    return tried(12, lambda: run(*question), lambda _: True)  # the daemon may be starting
+
+
+def get_container(document: dict[str, Any], progress: Progress) -> None:
+    """The container of this very document, running: the one that is there, or a new one."""
+    image, found = document["image"], container(document["name"])
+    if found and stored(MADE_FROM, None) == document["container"]:
+        progress.phase = "weights"
+        progress.tell("note", "the container is here already")
+        if not found["State"]["Running"]:
+            run("docker", "start", document["name"])
+        return
+    progress.begin("image", image)
+    try:
+        run("docker", "image", "inspect", image)
+        progress.tell("done", "it is here already")
+    except Failure:
+        tried(3, lambda: pull(image, progress), lambda why: not HOPELESS.search(str(why)))
+        progress.tell("done")
+    progress.begin("token")
+    token = fetched_token(document)
+    progress.tell("done", "" if token else "no secret is named")
+    copy_cache(document, "restore")
+    progress.phase = "weights"  # that begins with its line in the container's log
+    create(document, token)
+    progress.tell("note", "the container was started")
+
+
+def pull(image: str, progress: Progress) -> str:
+    """The image from its registry, with a mark of how far it is every half minute."""
+    with tempfile.TemporaryFile() as file:
+        child = subprocess.Popen(["docker", "pull", image], stdin=NOTHING, stdout=file, stderr=BOTH)
+        for _ in range(2 * READY_MINUTES):
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(MINUTE_S / 2)
+            file.seek(0)
+            text = file.read().decode("utf-8", "replace").strip()
+            if child.returncode is not None:
+                break
+            layers = text.count(": Pulling fs layer")
+            progress.tell("note", f"{text.count(': Pull complete')} of {layers} layers")
+        child.kill()
+        if child.wait():
+            raise Failure(f"docker pull: {text.splitlines()[-1] if text else 'no word of why'}")
+    return image
+
+
+def fetched_token(document: dict[str, Any]) -> str:
+    """The payload of the secret; empty where none is named. Raises Failure with the remedy."""
+    secret, project = document["secret"], document["project"]
+    if not secret:
+        return ""
+    url = f"{SECRETS}/v1/projects/{project}/secrets/{secret}/versions/latest:access"
+    try:
+        answer = json.loads(tried(6, lambda: as_the_machine(url), transient))
+        token = base64.b64decode(answer["payload"]["data"]).decode("ascii").strip()
+    except Failure as failure:
+        remedy = REMEDIES.get(failure.code, "see to it and start the container")
+        raise Failure(f"secret {secret} of {project}: {failure}. Remedy: {remedy}") from None
+    except (ValueError, LookupError, TypeError):
+        token = ""
+    if not re.fullmatch(r"[!-~]+", token):
+        raise Failure(f"secret {secret} of {project} does not hold one plain word")
+    seen_secrets.add(token)
+    return token
+
+
+def create(document: dict[str, Any], token: str) -> None:
+    """A new container in the place of any old one.
+
+    The token lies in a file of root's for as long as docker takes to read it.
+    """
+    path = ROOT / document["token_file"][1:]
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"HF_TOKEN={token}\n" if token else "")
+        if container(document["name"]):
+            run("docker", "rm", "--force", document["name"])
+        run(*document["container"], minutes=5)
+    finally:
+        path.unlink(missing_ok=True)
+    MADE_FROM.write_text(json.dumps(document["container"]))
+
+
+def copy_cache(document: dict[str, Any], way: str) -> None:
+    """Saves or restores what was compiled, where a bucket is named: a gain, and no boot's need."""
+    if not document["bucket"]:
+        return
+    near, far = ROOT / document["folder"][1:], f"gs://{document['bucket']}/{document['rig']}"
+    phase, ends = ("weights", (far, str(near))) if way == "restore" else ("ready", (str(near), far))
+    try:
+        near.mkdir(parents=True, exist_ok=True)
+        run("gcloud", "storage", "rsync", "--recursive", *ends, minutes=10)
+        mark(phase, "note", f"cache {way}d: {far}")
+    except (Failure, OSError) as error:
+        mark(phase, "note", f"cache not {way}d: {far}: {error}")
+
+
+def follow(document: dict[str, Any], progress: Progress) -> None:
+    """Marks what the container's log and its health tell, until it is ready or has failed."""
+    name, waiting, down, began = document["name"], ["weights", "compile"], 0, time.monotonic()
+    first = container(name)
+    while time.monotonic() - began < READY_MINUTES * MINUTE_S:
+        time.sleep(MINUTE_S / 30)
+        found = container(name)
+        if not (first and found):
+            raise Failure("the container was removed")
+        for line in log_lines(name, 1000, "--since", first["State"]["StartedAt"]):
+            for phase in waiting:
+                if any(re.search(pattern, line) for pattern in document["marks"][phase]):
+                    if len(waiting) == 1:
+                        progress.tell("done")
+                    waiting = waiting[waiting.index(phase) + 1 :]
+                    progress.begin(phase, clean(line, 200))
+        if healthy(document):
+            if len(waiting) < 2:
+                progress.tell("done")
+            mark("ready", "done", f"it answers after {int(time.monotonic() - began)} s")
+            return
+        state, again = found["State"], found["RestartCount"] > first["RestartCount"]
+        down = 0 if state["Running"] else down + 1
+        if again or down > 2:  # a restart by hand is over by then
+            until = ("--until", state["StartedAt"]) if again else ()
+            words = " | ".join(clean(line, 140) for line in log_lines(name, 3, *until))
+            why = "docker starts it again" if again else f"status {state['ExitCode']}"
+            why += ", out of memory" if state["OOMKilled"] else ""
+            raise Failure(f"the container exited ({why}): {words}")
+    raise Failure(f"not ready after {READY_MINUTES} minutes")
+
+
+def log_lines(name: str, count: int, *span: str) -> list[str]:
+    """The last lines of the container's log, both streams in their order."""
+    argv = ("docker", "logs", "--tail", str(count), *span, name)
+    return run(*argv, complaints=BOTH).splitlines()
+
+
+def healthy(document: dict[str, Any]) -> bool:
+    """Whether the server in the container says that it can answer."""
+    with suppress(Failure):
+        return bool(ask(document["health"]) or True)  # vLLM's answer is empty
+    return False
+
+
+# The watch
+
+
+def watch() -> int:
+    """Ends the machine when nobody has used it for its idle minutes, or when its time is over."""
+    while True:
+        document = {**DEFAULTS, **stored(DOCUMENT, {})}
+        with suppress(Exception):  # whatever is wrong with the page, the time goes on
+            note_use(document)
+        left = time_left(document)
+        if left["life_left_s"] <= 0:
+            return end_machine(document, f"its {document['life_s']} s are over")
+        if left.get("idle_left_s", 1) <= 0:
+            return end_machine(document, f"no use for {document['idle_minutes']} minutes")
+        time.sleep(MINUTE_S)
+
+
+def time_left(document: dict[str, Any]) -> dict[str, int]:
+    """Seconds until the machine ends because its time is over, or for idleness, if it may.
+
+    Idle is counted from the last use, from when it was ready or has failed, or, before either,
+    from when it should have been ready.
+    """
+    now, marks = time.time(), latest_boot()
+    first = FIRST_BOOT.stat().st_mtime if FIRST_BOOT.exists() else now
+    since = (marks[0]["at"] if marks else first) + READY_MINUTES * MINUTE_S
+    for one in marks:
+        if one["state"] == "failed" or (one["phase"], one["state"]) == READY:
+            since = one["at"]
+    since = max(since, stored(USE, {}).get("at", 0))
+    left = {"life_left_s": math.ceil(first + document["life_s"] - now)}
+    if document["idle_minutes"]:
+        left["idle_left_s"] = math.ceil(since + document["idle_minutes"] * MINUTE_S - now)
+    return left
+
+
+def note_use(document: dict[str, Any]) -> None:
+    """Notes the time if requests are being served, or were since the last look."""
+    use = {"at": 0, "seen": {}, **stored(USE, {})}
+    totals: dict[str, float] = {}
+    try:
+        page = ask(document["metrics"])
+    except (Failure, KeyError):
+        return
+    for name, value in METRIC.findall(page):
+        if name in document["used"]:
+            with suppress(ValueError):
+                totals[name] = totals.get(name, 0) + float(value)
+    busy = not totals  # the names have changed: nobody can tell, so this ends nothing
+    for name, total in totals.items():
+        counts = name.endswith(("_total", "_count", "_sum"))
+        busy |= total != use["seen"].get(name, total) or bool(total and not counts)
+    USE.write_text(json.dumps({"at": time.time() if busy else use["at"], "seen": totals}))
+
+
+def end_machine(document: dict[str, Any], why: str) -> int:
+    """Has the provider delete this machine, or else shuts it down."""
+    mark("idle", "begin", why)
+    if document["leave"]:
+        try:
+            as_the_machine(document["leave"], "DELETE")
+            mark("idle", "done", "the provider deletes this machine")
+            time.sleep(10 * MINUTE_S)
+        except Failure as failure:
+            mark("idle", "note", f"the provider does not delete this machine: {failure}")
+    mark("idle", "done", "this machine shuts down")
+    run("shutdown", "-h", "now")
+    return 0
+
+
+# The acts of whoever comes over ssh
+
+
+def act(word: str, count: int) -> str:
+    """Does what the word says and returns what there is to say about it."""
+    document = stored(DOCUMENT, None)
+    if word == "boot_log":
+        return end_of(LOG.read_text(errors="replace").splitlines() if LOG.exists() else [], count)
+    if word == "status":
+        return json.dumps(status(document))
+    if document is None:
+        raise Failure("no boot document has come to this machine yet: see its boot log")
+    if word == "logs":
+        return end_of(log_lines(document["name"], count), count)
+    return change(word, document["name"])
+
+
+def end_of(lines: list[str], count: int) -> str:
+    """The last `count` lines, in 60 kB at most."""
+    text = shown("\n".join(lines[-count:]))
+    return text.encode()[-60_000:].decode("utf-8", "ignore")
+
+
+def change(word: str, name: str) -> str:
+    """Starts, stops, restarts or removes the container; what is so already is left so."""
+    found = container(name)
+    running = bool(found and found["State"]["Running"])
+    if word == "rm":
+        if found:
+            run("docker", "rm", "--force", name)
+        return f"{name} was removed" if found else f"{name} is not there"
+    if word == "stop":
+        if running:
+            run("docker", "stop", name)
+        return f"{name} was stopped" if running else f"{name} does not run"
+    if word == "start" and running:
+        return f"{name} runs already"
+    if found:
+        run("docker", word, name)
+    USE.write_text(json.dumps({**stored(USE, {}), "at": time.time()}))
+    in_background()  # a boot, which makes the container or only follows it
+    return f"{name} was {word}ed" if found else f"{name} is being made: see the boot log"
+
+
+def status(document: dict[str, Any] | None) -> dict[str, Any]:
+    """The container, the boot, the machine's room, and when it will end; bytes and seconds."""
+    told: dict[str, Any] = {"container": None, "problem": ""}
+    try:
+        found = container(document["name"]) if document else None
+        if found:
+            state, image = found["State"], run("docker", "image", "inspect", found["Image"])
+            digests = json.loads(image)[0]["RepoDigests"]
+            told["container"] = {
+                "state": state["Status"],
+                "exit_code": state["ExitCode"],
+                "out_of_memory": state["OOMKilled"],
+                "restarts": found["RestartCount"],
+                "started_at": state["StartedAt"],
+                "image": (digests or [found["Image"]])[0],
+            }
+    except Failure as failure:
+        told["problem"] = clean(str(failure))
+    disk, memory = shutil.disk_usage(ROOT), ROOT / "proc/meminfo"
+    room = dict(re.findall(r"(\w+):\s+(\d+)", memory.read_text() if memory.exists() else ""))
+    marks = latest_boot()
+    over = any(m["state"] == "failed" or (m["phase"], m["state"]) == READY for m in marks)
+    return {
+        **told,
+        "booting": bool(marks) and not over,
+        "boot": marks[-100:],
+        "disk": {"total": disk.total, "free": disk.free},
+        "memory": {k: int(room.get(f"Mem{k}", 0)) * 1024 for k in ("Total", "Available")},
+        **time_left({**DEFAULTS, **(document or {})}),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """The command line; returns the exit status."""
+    os.environ.setdefault("HOME", "/root")  # a start-up agent sets none, and gcloud wants one
+    os.environ["DEBIAN_FRONTEND"] = "noninteractive"
+    if not argv:
+        return boot()
+    if argv == ["idle"]:
+        return watch()
+    try:
+        word, data = argv
+        count = dict(json.loads(base64.urlsafe_b64decode(data + "==="))).get("lines", 200)
+        if word not in ACTS or type(count) is not int or not 1 <= count <= 5000:
+            raise ValueError(word)
+    except (ValueError, TypeError):
+        print(f"usage: boot.py [idle | ACT DATA], ACT: {' '.join(ACTS)}", file=sys.stderr)
+        return 2
+    try:
+        sys.stdout.buffer.write(f"{act(word, count)}\n".encode())
+    except (Failure, OSError) as error:
+        print(f"boot.py: {clean(str(error))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
