@@ -1042,6 +1042,9 @@ class TestIdle(Watching):
             return 200, METRICS.format(running="0.0", tokens=str(total[0]))
 
         self.cloud.answers["GET /metrics"] = page
+        # Short minutes may be over before the first look, which has to have one to compare with.
+        earlier = {"at": 0, "seen": {"vllm:generation_tokens_total": 0.0}}
+        (self.root / "var/lib/gemma4/use.json").write_text(json.dumps(earlier))
         process = self.watch()
         self.assert_goes_on(process)
         self.metrics(tokens=str(total[0]))

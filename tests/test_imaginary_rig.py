@@ -41,6 +41,7 @@ CAPACITY_TOOLS = [
     "plan_destroy",
     "destroy_tpu",
     "list_orphans",
+    "reap_orphans",
 ]
 SERVED = "google/gemma-4-E2B-it"
 
@@ -91,7 +92,7 @@ class CatalogueTest(ImaginaryCase):
 
     async def test_names_follow_the_vocabulary(self) -> None:
         names = [tool.name for tool in await self.tools("auto")]
-        self.assertEqual(names[:7], CAPACITY_TOOLS)
+        self.assertEqual(names[: len(CAPACITY_TOOLS)], CAPACITY_TOOLS)
         self.assertIn("wait_for_vllm_ready", names)
         self.assertIn("get_vllm_logs", names)
         self.assertIn("get_vllm_endpoint", names)
@@ -124,10 +125,10 @@ class CatalogueTest(ImaginaryCase):
         for tool in await self.tools("auto"):
             with self.subTest(tool=tool.name):
                 assert tool.annotations is not None
-                changes = tool.name in ("create_tpu", "destroy_tpu")
+                changes = tool.name in ("create_tpu", "destroy_tpu", "reap_orphans")
                 changes |= tool.name in ("serve_model", "stop_model", "cancel_job")
                 self.assertEqual(tool.annotations.read_only_hint, not changes)
-                destroys = tool.name in ("destroy_tpu", "stop_model", "cancel_job")
+                destroys = tool.name in ("destroy_tpu", "reap_orphans", "stop_model", "cancel_job")
                 self.assertEqual(bool(tool.annotations.destructive_hint), destroys)
 
     async def test_parameters_are_described_bounded_and_closed(self) -> None:
@@ -138,7 +139,7 @@ class CatalogueTest(ImaginaryCase):
             for name, schema in tool.input_schema["properties"].items():
                 with self.subTest(tool=tool.name, parameter=name):
                     self.assertTrue(schema["description"])
-                    bounded = "maxLength" in schema or "maximum" in schema
+                    bounded = {"maxLength", "maximum", "enum"} & schema.keys()
                     self.assertTrue(bounded or schema["type"] == "boolean")
 
     async def test_the_list_is_one_on_every_way(self) -> None:

@@ -20,6 +20,7 @@ from forge.parts.assembly.rented_vllm import (
     rented_vllm_runtime,
 )
 from forge.parts.assembly.rig import Rig
+from forge.parts.toolsets.queued_tools import QueuedResourceToolset
 
 RIG = Rig(
     name="tpu-vllm-v5e1-2b-w4a16",
@@ -36,7 +37,7 @@ RIG = Rig(
     plane_words={},
     make_plane=RentedCloudTpu,
     make_runtime=rented_vllm_runtime,
-    toolsets=RENTED_VLLM_TOOLSETS,
+    toolsets=(*RENTED_VLLM_TOOLSETS, QueuedResourceToolset),
     off_by_default=RENTED_OFF_BY_DEFAULT,
     runtime_requirements=GOOGLE_REQUIREMENTS,
     programs=RENTED_PROGRAMS,

@@ -97,7 +97,13 @@ class RentedCommandLineSuite(RentedCase, CommandLineSuite):
 
     def test_preflight_names_every_gap_and_its_remedy(self) -> None:
         self.assertIn("MISSING settings", self._missing(PORT="80"))
-        self.assertIn("MISSING settings", self._missing(PROJECT=""))
+        try:
+            self.write_settings(**{**self.good_settings(), "PROJECT": ""})
+            lines = self._missing()
+        finally:
+            self.write_settings(**self.good_settings())
+        self.assertIn("MISSING settings", lines)
+        self.assertIn("PROJECT", lines)
 
     def test_preflight_tells_no_gcloud_from_no_login_from_no_credentials(self) -> None:
         only_ssh = self.place / "only ssh"

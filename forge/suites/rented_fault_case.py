@@ -57,7 +57,9 @@ class RentedFaultCase(RentedCase):
     @contextlib.contextmanager
     def patience(self, **seconds: float) -> Iterator[None]:
         """The plane of this process waits only so long: create_s, follow_s, delete_s and so on."""
-        with mock.patch.multiple(self.module.RentedComputeEngine, **seconds):
+        with contextlib.ExitStack() as stack:
+            for name, value in seconds.items():
+                stack.enter_context(mock.patch.object(self.module.RentedComputeEngine, name, value))
             yield
 
     # Things of others

@@ -12,6 +12,12 @@ from pathlib import Path
 
 from forge.suites.rented_case import FakeProvider
 from forge.suites.rented_commands import RentedCommandLineSuite
+from forge.suites.rented_endings import EndingFaultSuite
+from forge.suites.rented_faults import AskingFaultSuite
+from forge.suites.rented_hostile import HostileTextSuite
+from forge.suites.rented_matrix import MatrixSuite
+from forge.suites.rented_outgoing import RentedOutgoingSuite
+from forge.suites.rented_reaching import ReachingFaultSuite
 from forge.suites.rented_serving import (
     RentedAnswerFaultSuite,
     RentedDiagnosingSuite,
@@ -26,6 +32,7 @@ from forge.suites.rented_shared import (
     RentedReadOnlySuite,
     RentedSettingsSuite,
 )
+from forge.suites.rented_story import RentedStorySuite
 from forge.suites.rig_case import RigUnderTest, use_rig
 
 TOOLS_WITH_EFFECT = {
@@ -90,6 +97,9 @@ SUITES = (
     RentedCommandLineSuite,
     RentedMeasuringSuite,
     RentedDiagnosingSuite,
+    RentedOutgoingSuite,
+    RentedStorySuite,
+    *(AskingFaultSuite, EndingFaultSuite, ReachingFaultSuite, HostileTextSuite, MatrixSuite),
 )
 
 

@@ -6,6 +6,7 @@ Knows no plane: the modules beside it put one under this.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, cast
 
 from forge.parts.assembly.rig import RigCommand
@@ -25,7 +26,7 @@ from forge.parts.toolsets.cloud_diagnosis import (
     CloudLogResource,
     CloudLogSeverity,
 )
-from forge.parts.toolsets.deployment import DeploymentToolset
+from forge.parts.toolsets.deployment import DeploymentToolset, boot_paths
 from forge.parts.toolsets.google_tools import (
     GoogleProjectToolset,
     GoogleQuotaToolset,
@@ -68,7 +69,7 @@ RENTED_VLLM_TOOLSETS: Sequence[type[Toolset]] = (
 )
 # 28 tools is what clients take well; these load through RIG_TOOLSETS.
 RENTED_OFF_BY_DEFAULT = tuple(
-    "address completions deployment loads metrics planning probes quota reports".split()
+    "address completions deployment loads metrics planning probes queued quota reports".split()
 )
 RENTED_COMMANDS: Mapping[str, RigCommand] = {
     "take-down": RigCommand("show, ask about and destroy everything that this rig rents", take_down)
@@ -109,6 +110,10 @@ class RentedVllmPlane(HostedServing):
         record = self.record()
         machine = LoggedMachine(self.log_kind, record.name, record.zone, record.provider_id)
         return await rig_log_text(self._values().project, machine, minutes, severity, resource)
+
+    def boot_paths(self) -> Mapping[str, Path]:
+        """The files of a machine's metadata by key, written already or not."""
+        return boot_paths(self._paths.state, self._program)
 
     async def plane_needs(self) -> Sequence[PlaneNeed]:
         raise NotImplementedError

@@ -182,6 +182,15 @@ def rental_labels(rig: str, owner: str, intent: str, expires_unix: int) -> dict[
     }
 
 
+def shown_order(
+    rig: str, owner: str, zone: str, market: RentalMarket, hours: float, valid_s: int
+) -> Order:
+    """An order as it would go out, for showing: its intent and its end are made at the call."""
+    life = round(hours * 3600)
+    labels = rental_labels(rig, owner, "made-at-the-call", 0) | {"expires": "made-at-the-call"}
+    return Order(rental_name(rig, owner), zone, "", labels, life, market, valid_s)
+
+
 def is_ours(labels: Mapping[str, str], rig: str, owner: str) -> bool:
     """Whether all three marks are there, letter by letter. Never a prefix: `a` is not `a-q4_0`."""
     wanted = {"managed-by": MANAGED_BY, "rig": rig, "owner": owner}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,7 +158,8 @@ class HostedServing(ABC):
             why = await self._why(rental.name, rental.zone, rental.provider_id)
             note = f"{rental.name} in {rental.zone} is {rental.state}{why}; it may still be billed"
             return Finding(None, (note,), note), rental
-        return Finding(self._instance(rental)), rental
+        note = str((read_json(self._paths.state / _SERVED_FILE) or {}).get("note", ""))
+        return Finding(self._instance(rental), (note,) if note else ()), rental
 
     async def _vanished(self, name: str, zone: str, provider_id: str) -> Finding:
         if not provider_id:
@@ -204,9 +206,13 @@ class HostedServing(ABC):
         self.machine_changed()
         return ready
 
-    def mark_unready(self) -> None:
-        """Record that what served was stopped or started anew, so that it has to prove itself."""
+    def mark_unready(self, note: str = "") -> None:
+        """Record that what served was stopped or started anew, so that it has to prove itself.
+        `note` is told of the machine until it has."""
         (self._paths.state / _SERVED_FILE).unlink(missing_ok=True)
+        with suppress(RigError, OSError):  # on a full disk it is only not told
+            if note:
+                write_json(self._paths.state / _SERVED_FILE, {"note": note})
         self.machine_changed()
 
     async def cost_so_far(self) -> RunningCost | None:
@@ -214,18 +220,17 @@ class HostedServing(ABC):
         _, rental = await self._look()
         if rental is None or rental.state == "pending":
             return None
-        return cost_since(
-            f"{rental.name} in {rental.zone}",
-            rental.created_unix,
-            rental.price_per_hour_usd,
-            expiry_of(rental.labels),
-            time.time(),
-        )
+        what, price = f"{rental.name} in {rental.zone}", rental.price_per_hour_usd
+        if rental.state in ("stopped", "failed"):  # its chips are free again, its disk is not
+            what, price = f"what is left of {what}, its disk at least", None
+        expires = expiry_of(rental.labels)
+        return cost_since(what, rental.created_unix, price, expires, time.time())
 
     # What serves on it
 
     async def act_on_host(self, act: str, timeout_s: float, **arguments: str | int | bool) -> str:
         """What the fixed program printed for `act` on the running machine."""
+        self.machine_changed()  # ssh goes by a name: whose that is now is read, not remembered
         command = HostCommand(self.host_program(), act, arguments)
         return await self.run_on_host(await self.running_machine(), command, timeout_s)
 
@@ -282,6 +287,9 @@ class HostedServing(ABC):
             if port in listening_ports(pid):
                 return f"http://127.0.0.1:{port}"
         await self.close_tunnels()
+        self.machine_changed()  # a tunnel leads to a name, as ssh does
+        rental = await self.running_machine()
+        label = self._tunnel_label(rental)
         if listener_pids(port):
             raise RigError(
                 "EXISTS",

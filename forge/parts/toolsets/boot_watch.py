@@ -7,6 +7,7 @@ provider and no engine.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from typing import Any, Protocol, cast
@@ -29,6 +30,8 @@ from forge.parts.toolsets.toolset import RigContext
 
 MACHINE_PHASE = "machine"  # from the order to the first word of the boot
 _WATCH_S = 3 * 3600.0  # a queue of two hours and a cold boot of half an hour, rounded up
+_LOADING = ("weights", "compile", "ready")  # phases whose failure speaks of the weights
+_STATUS_S = 30.0  # for one look at the container through ssh
 _READY_EVERY_S = 15.0  # between two tries of a server whose boot has not said that it is ready
 
 
@@ -43,6 +46,9 @@ class BootingPlane(Protocol):
     def keep_boot(self, rental: Rental, text: str) -> None: ...
     async def endpoint(self, instance: Instance) -> str: ...
     async def mark_ready(self, instance: Instance) -> Instance: ...
+    async def act_on_host(
+        self, act: str, timeout_s: float, **arguments: str | int | bool
+    ) -> str: ...
 
 
 class BootWatch:
@@ -112,7 +118,8 @@ class BootWatch:
 
     async def _follow(self, boot: BootState, clock: StartClock, progress: JobProgress) -> None:
         if boot.failed:
-            self._note_load(False, boot.failed)
+            if boot.phase in _LOADING:
+                self._note_load(False, boot.failed)
             with suppress(RigError):
                 instance = (await self._plane.find()).instance
                 log = await self._context.plane.logs(instance, 400)
@@ -135,6 +142,8 @@ class BootWatch:
         try:
             address = await self._plane.endpoint(instance)
             if not await context.chat_client(address).healthy():
+                if must:
+                    await self._refuse_stopped(instance.serve_id)
                 return ""
             await prove_first_token(context, instance, address)
         except RigError as error:
@@ -150,6 +159,22 @@ class BootWatch:
         image = str((read_json(context.paths.state / "boot" / "boot.json") or {}).get("image", ""))
         with suppress(OSError, RigError):
             LoadRecord(context).add(self._model, image, loads, cause)
+
+    async def _refuse_stopped(self, machine: str) -> None:
+        """Raise RigError NOT_FOUND where the boot was through once and its container is stopped or
+        gone now: then nothing comes up by waiting."""
+        try:
+            told = json.loads((await self._plane.act_on_host("status", _STATUS_S)).splitlines()[-1])
+            container = told["container"] or {}
+            state = str(container.get("state", "removed"))
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+            return  # what cannot be read proves nothing
+        if state in ("removed", "exited", "created", "dead"):
+            start = f"manage_{self._context.vocabulary['docker']}(action='start')"
+            what = (
+                f"the container on {machine} is {state}, so it serves nothing until it is started"
+            )
+            raise RigError("NOT_FOUND", what, start)
 
     def _done(
         self, model: str, address: str, rental: Rental, boot: BootState, clock: StartClock

@@ -152,9 +152,15 @@ class DeploymentToolset(Toolset):
 def boot_files(state: Path, program: Path) -> dict[str, Path]:
     """The files that go out with a create call, by metadata key. RigError INTERNAL where the
     document was not written before."""
-    document = state / BOOT_FOLDER / BOOT_DOCUMENT
+    files = boot_paths(state, program)
+    document = files["gemma4-boot"]
     if not document.is_file():
         raise RigError("INTERNAL", "no boot was planned before a machine was asked for")
     if len(json.dumps(read_json(document))) > 200_000:  # metadata values end at 256 KB
         raise RigError("INVALID", "the document of the boot is too large for a machine's metadata")
-    return {"startup-script": program, "gemma4-boot": document}
+    return files
+
+
+def boot_paths(state: Path, program: Path) -> dict[str, Path]:
+    """Where those files lie, or will."""
+    return {"startup-script": program, "gemma4-boot": state / BOOT_FOLDER / BOOT_DOCUMENT}

@@ -145,8 +145,8 @@ class ModelToolset(Toolset):
     @rig_tool(title="Details of the served model", effect="reads")
     async def get_model_details(self) -> DetailsOutcome:
         """The model that is served, or that would be: architecture, size on disk, the memory it
-        takes by part, engine and number format. Sized from the files where they lie on this
-        computer; of a model elsewhere, what the engine reported of itself."""
+        takes by part, engine and number format. Sized from the files where they are at hand;
+        of a model elsewhere, what the engine reported of itself."""
         finding = await self.context.plane.find()
         name = str(getattr(self.context.settings, "model_name", ""))
         if finding.instance is not None and finding.instance.model:

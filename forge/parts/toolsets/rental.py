@@ -166,7 +166,7 @@ class Rentals:
         elif expiry < self.clock():
             reasons.append(f"its time was over at {utc_stamp(expiry)}")
         machines = {other.name for other in mine if other.kind == "machine"}
-        if rental.kind != "machine" and rental.name not in machines:
+        if rental.kind not in ("machine", "request") and rental.name not in machines:
             reasons.append("its machine is gone")
         if rental.state in ("stopped", "failed"):
             reasons.append(f"it is {rental.state} and still there")

@@ -31,6 +31,7 @@ from forge.parts.toolsets.status import StatusToolset
 from forge.parts.toolsets.toolset import RigContext, rig_tool
 
 _ACT_S = 45.0  # a tool's answer must come within a client's patience
+_STOPPED_NOTE = "its container was stopped by this rig: it serves nothing until it is started"
 DockerAct = Literal["status", "start", "stop", "restart", "rm"]
 
 
@@ -48,7 +49,7 @@ class ReachingPlane(Protocol):
     async def act_on_host(
         self, act: str, timeout_s: float, **arguments: str | int | bool
     ) -> str: ...
-    def mark_unready(self) -> None: ...
+    def mark_unready(self, note: str = "") -> None: ...
 
 
 class RentedServingToolset(StatusToolset):
@@ -112,7 +113,7 @@ class RentedServingToolset(StatusToolset):
         wait_for_{ready}_ready. Takes 5 to 30 seconds."""
         reach = cast(ReachingPlane, self.context.plane)
         if action != "status":
-            reach.mark_unready()
+            reach.mark_unready(_STOPPED_NOTE if action in ("stop", "rm") else "")
         return self._acted(action, await reach.act_on_host(action, _ACT_S))
 
     def _acted(self, action: DockerAct, text: str) -> ContainerOutcome:

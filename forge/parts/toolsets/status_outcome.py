@@ -24,7 +24,7 @@ STATUS_STEPS: Mapping[StatusSituation, str] = {
     "unread": "get_system_status() again",
     "no machine": "find_{hardware}()",
     "over": "list_orphans()",
-    "stopped": "{serve}",
+    "stopped": "serve_model()",
     "starting": "wait_for_{ready}_ready(wait_s=50)",
     "half-started": "stop_model()",
     "silent": "get_{logs}()",
@@ -90,7 +90,7 @@ class StatusOutcome(Outcome):
 
 def status_step(situation: StatusSituation, words: Mapping[str, str], job_id: str = "") -> str:
     """The one next step, in the words of the rig's vocabulary."""
-    return STATUS_STEPS[situation].format_map({"serve": "serve_model()", **words, "job": job_id})
+    return STATUS_STEPS[situation].format_map({**words, "job": job_id})
 
 
 def status_lines(
