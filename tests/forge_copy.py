@@ -7,6 +7,8 @@ no way back to this repository.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from forge.text_checks import committed_files
@@ -91,14 +93,41 @@ class TemporaryFolderCase(unittest.TestCase):
 
 
 @functools.cache
-def built_repository() -> tuple[Path, str]:
-    """A copy of this repository without its tests, built once a run, and what the build printed.
-
-    Raises AssertionError with that where it failed.
-    """
+def _copies() -> Path:
+    """Where built copies lie: in the folder of the whole run, if there is one (tests/run.py sets
+    it), so that each is built once for all modules of tests; else in one of this process."""
+    shared = os.environ.get("FORGE_COPIES", "")
+    if shared:
+        return Path(shared)
     home = Path(tempfile.mkdtemp(prefix="forge-built-")).resolve()
     atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+@contextlib.contextmanager
+def _alone_at(name: str) -> Iterator[None]:
+    """One process at a time; a killed one holds up nobody."""
+    with (_copies() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def built_repository() -> tuple[Path, str]:
+    """A copy of this repository without its tests, built once a run, and what the build printed.
+    Nobody changes it. Raises AssertionError with that where it failed.
+    """
+    with _alone_at("built"):
+        told = _copies() / "built.txt"
+        if not told.exists():
+            printed = _build_repository(_copies())
+            told.write_text(printed, encoding="utf-8")
+        return _copies() / "repository", told.read_text(encoding="utf-8")
+
+
+def _build_repository(home: Path) -> str:
     folder = home / "repository"
+    shutil.rmtree(folder, ignore_errors=True)
     for path in committed_files(ROOT):
         if path.is_relative_to(ROOT / "tests"):
             continue
@@ -109,7 +138,7 @@ def built_repository() -> tuple[Path, str]:
     built = run_program(folder, command, program_environment(home))
     if built.returncode:
         raise AssertionError(f"the repository cannot be built:\n{built.stdout}")
-    return folder, built.stdout
+    return built.stdout
 
 
 @functools.cache
@@ -118,7 +147,17 @@ def small_repository() -> Path:
 
     How the forge builds and checks does not depend on how many rigs there are, but its time does.
     """
-    folder = built_repository()[0].parent / "small"
+    built_repository()
+    with _alone_at("small"):
+        folder, done = _copies() / "small", _copies() / "small.done"
+        if not done.exists():
+            _build_small(folder)
+            done.touch()
+        return folder
+
+
+def _build_small(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(built_repository()[0], folder)
     for rig in RIGS:
         if rig != FIRST_RIG:

@@ -72,6 +72,7 @@ class Runner:
         self._scratch = scratch
         (scratch / "home").mkdir()
         (scratch / "bin").mkdir()
+        (scratch / "copies").mkdir()
         self.pythons = interpreters()
         self.packages = packages
         self._live: set[int] = set()
@@ -94,6 +95,7 @@ class Runner:
             "TMPDIR": str(self._scratch),
             "PATH": f"{self._scratch / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "RIG_PACKAGES": folder,
+            "FORGE_COPIES": str(self._scratch / "copies"),
             "PYTHONPATH": os.pathsep.join([folder, str(ROOT)]),
         }
 

@@ -7,21 +7,24 @@ Knows no command and no cloud.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+# While no fault is on order, the sound program is all that runs.
+_GATE_SOURCE = """#!/bin/sh
+if [ -s {here}/faults.json ]; then exec {here}/gcloud-spoilt "$@"; fi
+exec {here}/gcloud-sound "$@"
+"""
 # A fault is asked for by the first words of a command. The sound program runs first, unless the
 # fault is `instead`, so that a create that is answered badly was made all the same.
 _SPOILT_SOURCE = """#!{python} -SE
 import json, os, signal, subprocess, sys, time
 given, here = sys.argv[1:], {here!r}
 sound = os.path.join(here, "gcloud-sound")
-try:
-    with open(os.path.join(here, "faults.json")) as file:
-        faults = json.load(file)
-except (OSError, ValueError):
-    faults = []
+with open(os.path.join(here, "faults.json")) as file:
+    faults = json.load(file)
 fault = next((one for one in faults if given[: len(one["words"])] == one["words"]), None)
 if fault is None:
     os.execv(sound, [sound, *given])
@@ -68,9 +71,10 @@ class SpoiltGcloud:
         sound, program = folder / "gcloud-sound", folder / "gcloud"
         if not sound.exists():
             program.replace(sound)
-        program.write_text(_SPOILT_SOURCE.format(python=sys.executable, here=str(folder)))
-        program.chmod(0o755)
+        spoilt = _SPOILT_SOURCE.format(python=sys.executable, here=str(folder))
+        self._written("gcloud-spoilt", spoilt)
         self.mend()
+        self._written("gcloud", _GATE_SOURCE.format(here=shlex.quote(str(folder))))
 
     def fault(self, *words: str, **how: Any) -> None:
         """Every command that begins with `words` goes wrong: `instead` of being carried out or
@@ -94,6 +98,10 @@ class SpoiltGcloud:
         return self._folder / "faults.jsonl"
 
     def _write(self) -> None:
-        fresh = self._folder / "faults.new"
-        fresh.write_text(json.dumps(self._ordered))
-        fresh.replace(self._folder / "faults.json")
+        self._written("faults.json", json.dumps(self._ordered) if self._ordered else "")
+
+    def _written(self, name: str, text: str) -> None:
+        fresh = self._folder / f"{name}.new"  # a rename, so that nobody reads half of it
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(self._folder / name)

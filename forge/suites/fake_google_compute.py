@@ -260,10 +260,10 @@ class FakeCompute:
             page, more = self.world.paged(self._of(kind, zone), query)
             return {"items": page, **more}
         if kind == "machineTypes" and name in MACHINE_TYPES:
-            found = [one for one in self._of(kind, zone) if one["name"] == name]
-            if not found:
+            offered = [one for one in self._of(kind, zone) if one["name"] == name]
+            if not offered:
                 raise self._missing(f"zones/{zone}/machineTypes/{name}")
-            return found[0]
+            return offered[0]
         things = {"instances": self.instances, "disks": self.disks}.get(kind, {})
         found = things.get((zone, name))
         if found is None or (method == "GET" and not self.world.seen(found)):

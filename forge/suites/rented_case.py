@@ -30,7 +30,7 @@ from forge.suites.fake_google_services import FakeLogging, FakeLogin, FakeSecret
 from forge.suites.fake_google_tpu import FakeTpu
 from forge.suites.fake_google_world import GoogleScript
 from forge.suites.fake_host import FakeHost, FakeHosts
-from forge.suites.rig_case import PATIENCE_S, RigCase, spelled
+from forge.suites.rig_case import PATIENCE_S, RigCase, rig_under_test, spelled
 from forge.suites.witness import rig_processes
 
 RENTED_PROJECT = "fake-proj"
@@ -134,6 +134,7 @@ class FakeProvider(FakeEngine):
         for _alias, host in old:
             host.close()
         self.hosts.orders = {}
+        self.argv_file.write_text("")
         self.script()
 
     # The machines' model servers
@@ -196,11 +197,12 @@ class RentedCase(RigCase):
     @classmethod
     def prepare(cls) -> None:
         super().prepare()
+        cls.zone = rig_under_test().words.get("zone", cls.zone)
         cls.addClassCleanup(cls.provider().remove)
         cls.write_runner("impatient.py", IMPATIENT)
         for where, name, value in (
             (cls.module.HostedServing, "watch_every_s", 0.2),
-            (cls.module.RentedComputeEngine, "settle_s", 2.0),
+            (cls.module.RIG.make_plane, "settle_s", 2.0),
             (cls.module, "MACHINE_FRESH_S", 0.3),
         ):
             patch = mock.patch.object(where, name, value)
@@ -292,7 +294,8 @@ class RentedCase(RigCase):
 
     def host(self) -> FakeHost:
         """The one machine that this project has, as a computer."""
-        (name,) = self.google.held()["instances"]
+        held = self.google.held()
+        (name,) = held.get("instances") or held["nodes"]
         return self.hosts.host(name)
 
     # Witnesses

@@ -13,7 +13,7 @@ from forge.suites.rented_case import RentedCase
 
 
 class RentedCommandLineSuite(RentedCase, CommandLineSuite):
-    """The same checks as a client's calls; what a make target may not do without a word is asked."""
+    """The same checks as a client's calls; nothing is taken down without a word."""
 
     def test_from_preflight_to_stop(self) -> None:
         status, out, _ = self.command("preflight")

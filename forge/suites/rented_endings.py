@@ -32,6 +32,8 @@ class _Every(set[str]):
 class EndingFaultSuite(RentedFaultCase):
     """Nothing is called gone that is not, and nothing of anybody else's goes."""
 
+    boots = False
+
     async def planned(self, client: Client, machine: dict[str, Any]) -> dict[str, str]:
         """What destroying that machine takes: its place and a fresh token."""
         where = {"name": str(machine["name"]), "zone": str(machine["zone"])}

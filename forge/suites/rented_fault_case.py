@@ -34,12 +34,14 @@ class RentedFaultCase(RentedCase):
     """A rented case with a gcloud that goes wrong on order, and with shorter patience."""
 
     server_name = "hasty.py"
+    boots: ClassVar[bool] = True  # False: what is rented only stands there
     gcloud: ClassVar[SpoiltGcloud]
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls.gcloud = SpoiltGcloud(cls.provider().hosts.bin)
+        cls.provider().hosts.automatic = cls.boots
         cls.write_runner("hasty.py", _HASTY)
 
     @classmethod

@@ -38,6 +38,8 @@ _BROKEN_ANSWERS: tuple[dict[str, Any], ...] = (
 class AskingFaultSuite(RentedFaultCase):
     """No twin, nothing unlabelled, nothing without an end, and no refusal mistaken for another."""
 
+    boots = False
+
     async def search(
         self, client: Client, *zones: str, wait: bool = True, **more: Any
     ) -> dict[str, Any]:

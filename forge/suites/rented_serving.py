@@ -1,4 +1,4 @@
-"""The shared suites over a model that a rented machine serves: its answers, measuring, diagnosis."""
+"""The shared suites over a model on a rented machine: its answers, measuring, diagnosis."""
 
 from __future__ import annotations
 

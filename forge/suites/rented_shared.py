@@ -1,15 +1,16 @@
-"""The shared suites on a rented rig: its list, bad input, read-only, settings, leaving, a full disk.
+"""The shared suites on a rented rig: its list, bad input, read-only, settings, leaving, full disk.
 
 What differs is how something is begun and ended there; the tests are the shared ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -45,7 +46,7 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 class RentedCatalogueSuite(RentedCase, CatalogueSuite):
     """The list that is loaded by default, and the whole one."""
 
-    plan_tokens = frozenset({"destroy_tpu_vm_instance", "reap_orphans"})
+    plan_tokens = frozenset({"destroy_tpu_vm_instance", "destroy_queued_resource", "reap_orphans"})
 
     async def test_all_toolsets_are_the_default_ones_and_more(self) -> None:
         with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
@@ -244,10 +245,9 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
             names = [one["name"] for one in listing["rentals"]]
             self.assertEqual(names, made.get("instances", []))
 
-    async def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:
+    def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:
         """It can be asked; what cannot be noted is not destroyed either, and that is said."""
-        async with self.in_process() as client:
-            await self.serve(client)
+        asyncio.run(self._served())
         runner = self.write_runner("full.py", self.preamble + NO_FILE_GROWS)
         machine = self.rented()["instances"][0]
         where: Mapping[str, Any] = {"name": machine, "zone": self.zone}
@@ -259,6 +259,13 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
             status = server.call("get_system_status", {})["result"]["structuredContent"]
             self.assertEqual(status["state"], "ready", status)
         self.assertEqual(self.rented()["instances"], [machine])
+        asyncio.run(self._ended(where))
+        self.assertEqual(self.rented(), {})
+
+    async def _served(self) -> None:
         async with self.in_process() as client:
-            await self.destroyed(client, where)
-            await self.assert_all_gone()
+            await self.serve(client)
+
+    async def _ended(self, machine: Mapping[str, Any]) -> None:
+        async with self.in_process() as client:
+            await self.destroyed(client, machine)

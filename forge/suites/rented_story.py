@@ -52,7 +52,7 @@ class RentedStorySuite(RentedCase):
             self.assertIn("europe-west4-a", " ".join(job["result"]["asked"]))
             self.assert_everything_is_marked()
             await self.ready(client)
-            said = await self.answer(client, "query_gemma4", prompt="What is the capital of France?")
+            said = await self.answer(client, "query_gemma4", prompt="The capital of France?")
             self.assertEqual(said["text"], "Paris.")
             await self._measured(client)
             healthy = await self.answer(client, "analyze_logs")

@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 from forge.parts.assembly.rented_vllm import RentedVllmPlane, RentedVllmSettings
 from forge.parts.boundaries.gcloud import Gcloud
+from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import RigPaths
@@ -57,6 +58,9 @@ class RentedCloudTpu(CloudTpu, RentedVllmPlane):
 
     async def plane_needs(self) -> Sequence[PlaneNeed]:
         """gcloud, its login, the client libraries' own credentials, and ssh."""
-        settings = self._settings()
+        try:
+            settings = self._settings()
+        except RigError:
+            return []  # the settings' own row says what is wrong with them
         found = await google_needs(settings.project, region_of(tpu_zones(settings)[0]))
         return [*found, *(PlaneNeed("caution", True, words) for words in self.cautions())]

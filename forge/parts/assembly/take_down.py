@@ -41,7 +41,12 @@ async def _each_taken_down(client: Client, words: Mapping[str, str], agreed: boo
     whole = not listing["unread"]
     for one in listing["rentals"]:
         where = {"name": one["name"], "zone": one["zone"]}
-        plan = await _called(client, "plan_destroy", **where)
+        try:
+            plan = await _called(client, "plan_destroy", **where)
+        except RigError as error:
+            print(clean(str(error)), file=sys.stderr)
+            whole = False
+            continue
         print(plan["summary"])
         if not agreed and not _asked(f"Destroy {one['name']}?"):
             print("Left as it is.")

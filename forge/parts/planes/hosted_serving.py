@@ -25,7 +25,7 @@ from forge.parts.ground.process import (
     stop_detached,
 )
 from forge.parts.ground.redact import clean
-from forge.parts.ground.state import RigPaths, private_folder, read_json, write_json
+from forge.parts.ground.state import RigPaths, private_folder, read_json, write_json, write_private
 from forge.parts.planes.billing import RunningCost, cost_since
 from forge.parts.planes.capacity_plane import Rental, expiry_of, is_ours
 from forge.parts.planes.host_plane import HostCommand, Tunnel
@@ -158,7 +158,9 @@ class HostedServing(ABC):
             why = await self._why(rental.name, rental.zone, rental.provider_id)
             note = f"{rental.name} in {rental.zone} is {rental.state}{why}; it may still be billed"
             return Finding(None, (note,), note), rental
-        note = str((read_json(self._paths.state / _SERVED_FILE) or {}).get("note", ""))
+        served = read_json(self._paths.state / _SERVED_FILE) or {}
+        # What was done to an earlier machine says nothing of this one.
+        note = str(served.get("note", "")) if served.get("intent") == record.intent else ""
         return Finding(self._instance(rental), (note,) if note else ()), rental
 
     async def _vanished(self, name: str, zone: str, provider_id: str) -> Finding:
@@ -211,8 +213,10 @@ class HostedServing(ABC):
         `note` is told of the machine until it has."""
         (self._paths.state / _SERVED_FILE).unlink(missing_ok=True)
         with suppress(RigError, OSError):  # on a full disk it is only not told
-            if note:
-                write_json(self._paths.state / _SERVED_FILE, {"note": note})
+            record = self._book.read() if note else None
+            if record is not None:
+                told = {"intent": record.intent, "note": note}
+                write_json(self._paths.state / _SERVED_FILE, told)
         self.machine_changed()
 
     async def cost_so_far(self) -> RunningCost | None:
@@ -265,7 +269,7 @@ class HostedServing(ABC):
     def keep_boot(self, rental: Rental, text: str) -> None:
         """Keep what the boot said, for when the machine is gone and its console with it."""
         path = private_folder(self._paths.logs) / f"boot-{rental.name}.log"
-        path.write_text(clean(text, _BOOT_KEPT), encoding="utf-8")
+        write_private(path, clean(text, _BOOT_KEPT))
         kept = sorted(self._paths.logs.glob("boot-*.log"), key=lambda p: p.stat().st_mtime)
         for old in kept[:-_BOOTS_KEPT]:
             old.unlink(missing_ok=True)

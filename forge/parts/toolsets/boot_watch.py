@@ -120,11 +120,11 @@ class BootWatch:
         if boot.failed:
             if boot.phase in _LOADING:
                 self._note_load(False, boot.failed)
-            with suppress(RigError):
+            log = ""
+            with suppress(RigError):  # the boot's own words stand without it
                 instance = (await self._plane.find()).instance
                 log = await self._context.plane.logs(instance, 400)
-                raise await explained_end(self._context, f"{log}\n{boot.failed}")
-            raise await explained_end(self._context, boot.failed)
+            raise await explained_end(self._context, f"{log}\n{boot.failed}")
         if boot.phase in self.phases and boot.phase != progress.record.phase:
             clock.enter(boot.phase, boot.words or boot.phase)
         else:

@@ -44,8 +44,8 @@ from forge.parts.toolsets.capacity import (
     prepare_rental,
 )
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence
-from forge.parts.toolsets.rental import Created
-from forge.parts.toolsets.toolset import rig_tool
+from forge.parts.toolsets.rental import Created, Rentals
+from forge.parts.toolsets.toolset import RigContext, rig_tool
 
 SWEEP_JOB = "sweep"
 SWEEP_PHASES = ("places", "capacity")
@@ -116,6 +116,7 @@ class SearchingCapacityToolset(CapacityToolset):
             self._refuse_money(budget_usd, hours)
             async with held_lock(context.paths.state, "capacity"):
                 await self.rentals.refuse_second()
+                self.rentals.book.forget_gone()
             await prepare_rental(context, hours, override)
             arguments = {
                 "zones": zones,
@@ -129,25 +130,11 @@ class SearchingCapacityToolset(CapacityToolset):
             return job
 
     async def _rented(self, zone: str, hours: float, market: str, valid_s: int) -> Created:
-        """A create beside a search would make two: it waits for the next place without a request
-        that could be seen."""
-        async with held_lock(self.context.paths.state, "searching"):
-            self._refuse_beside("nothing was created")
-            return await super()._rented(zone, hours, market, valid_s)
+        return await rented_beside_none(self.context, self.rentals, zone, hours, market, valid_s)
 
     def _refuse_plan(self, rental: Rental) -> None:
         if rental.kind == "machine":  # a search whose request vanishes asks in the next place
-            self._refuse_beside("it would rent another one in its place")
-
-    def _refuse_beside(self, why: str) -> None:
-        active = self.context.jobs.active(SWEEP_JOB)
-        if active is not None:
-            raise RigError(
-                "BUSY",
-                f"the search {active.id} is under way; {why}",
-                f"get_job(job_id='{active.id}'), or cancel_job(job_id='{active.id}'), which ends "
-                "it and what it asked for",
-            )
+            refuse_beside_search(self.context, "it would rent another one in its place")
 
     def _refuse_money(self, budget_usd: float, hours: float) -> None:
         settings = self.rentals.settings
@@ -202,7 +189,9 @@ class SearchingCapacityToolset(CapacityToolset):
         zones = zones or list(dict.fromkeys(offer.zone for offer in offers))
         markets = listed(settings.markets) or list(dict.fromkeys(o.market for o in offers))
         wished = [SweepPlace(zone, market) for market in markets for zone in zones]
-        offered = {SweepPlace(o.zone, o.market): o.price_per_hour_usd for o in offers}
+        # Where the catalogue lacks it a request would be refused, as if the order were at fault.
+        there = [offer for offer in offers if offer.available != "no"]
+        offered = {SweepPlace(o.zone, o.market): o.price_per_hour_usd for o in there}
         dear = self._too_dear(offers, hours, float(given["budget_usd"]))
         affordable = [place for place in wished if place not in dear]
         quotas = await self._quotas_left([place for place in affordable if place in offered])
@@ -273,6 +262,28 @@ class SearchingCapacityToolset(CapacityToolset):
             job_id=job.id,
             said=job.message,
             **result,
+        )
+
+
+async def rented_beside_none(
+    context: RigContext, rentals: Rentals, zone: str, hours: float, market: str, valid_s: int
+) -> Created:
+    """`Rentals.create`, or RigError BUSY beside a search. The two would make twins: a search waits
+    for the next place without a request that could be seen."""
+    async with held_lock(context.paths.state, "searching"):
+        refuse_beside_search(context, "nothing was created")
+        return await rentals.create(zone, hours, market, valid_s)
+
+
+def refuse_beside_search(context: RigContext, why: str) -> None:
+    """Raise RigError BUSY while a search is under way; `why` is what would go wrong."""
+    active = context.jobs.active(SWEEP_JOB)
+    if active is not None:
+        raise RigError(
+            "BUSY",
+            f"the search {active.id} is under way; {why}",
+            f"get_job(job_id='{active.id}'), or cancel_job(job_id='{active.id}'), which ends it "
+            "and what it asked for",
         )
 
 

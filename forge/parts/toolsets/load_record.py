@@ -5,18 +5,15 @@ Knows no engine: whoever watches a boot writes down how it ended.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 
 from forge.parts.ground.journal import utc_now
 from forge.parts.ground.redact import clean
 from forge.parts.ground.results import Outcome
-from forge.parts.ground.state import private_folder
+from forge.parts.ground.state import json_object, private_folder
 from forge.parts.knowledge.load_matrix import LOAD_MATRIX
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
@@ -82,8 +79,7 @@ class LoadRecord:
         found = []
         for line in lines[-_LOADS_SHOWN:]:
             try:
-                data: Mapping[str, Any] = json.loads(line)
-                found.append(LoadRow.model_validate(data))
+                found.append(LoadRow.model_validate(json_object(line)))
             except ValueError:
                 continue
         return found

@@ -19,6 +19,7 @@ from forge.parts.toolsets.capacity import (
     Zone,
     prepare_rental,
 )
+from forge.parts.toolsets.capacity_search import rented_beside_none
 from forge.parts.toolsets.machine_tools import ConsolePlane
 from forge.parts.toolsets.rental import Rentals
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
@@ -76,7 +77,8 @@ class QueuedResourceToolset(Toolset):
             return self._available(mine[0], "")
         await prepare_rental(self.context, hours, override)
         valid_s = round(wait_minutes * 60)
-        created = await self.rentals.create(zone, hours, market, valid_s)
+        order = (zone, hours, market, valid_s)
+        created = await rented_beside_none(self.context, self.rentals, *order)
         return self._available(created.rental, "")
 
     def _available(self, machine: Rental | None, why: str) -> AvailabilityOutcome:

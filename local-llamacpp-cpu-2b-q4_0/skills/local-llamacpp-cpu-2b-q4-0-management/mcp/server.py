@@ -9909,8 +9909,8 @@ class ModelToolset(Toolset):
     @rig_tool(title="Details of the served model", effect="reads")
     async def get_model_details(self) -> DetailsOutcome:
         """The model that is served, or that would be: architecture, size on disk, the memory it
-        takes by part, engine and number format. Sized from the files where they lie on this
-        computer; of a model elsewhere, what the engine reported of itself."""
+        takes by part, engine and number format. Sized from the files where they are at hand;
+        of a model elsewhere, what the engine reported of itself."""
         finding = await self.context.plane.find()
         name = str(getattr(self.context.settings, "model_name", ""))
         if finding.instance is not None and finding.instance.model:
@@ -11237,7 +11237,7 @@ STATUS_STEPS: Mapping[StatusSituation, str] = {
     "unread": "get_system_status() again",
     "no machine": "find_{hardware}()",
     "over": "list_orphans()",
-    "stopped": "{serve}",
+    "stopped": "serve_model()",
     "starting": "wait_for_{ready}_ready(wait_s=50)",
     "half-started": "stop_model()",
     "silent": "get_{logs}()",
@@ -11303,7 +11303,7 @@ class StatusOutcome(Outcome):
 
 def status_step(situation: StatusSituation, words: Mapping[str, str], job_id: str = "") -> str:
     """The one next step, in the words of the rig's vocabulary."""
-    return STATUS_STEPS[situation].format_map({"serve": "serve_model()", **words, "job": job_id})
+    return STATUS_STEPS[situation].format_map({**words, "job": job_id})
 
 
 def status_lines(

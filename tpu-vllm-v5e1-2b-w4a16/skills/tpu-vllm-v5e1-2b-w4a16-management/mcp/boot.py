@@ -172,8 +172,10 @@ def run(*argv: str, minutes: float = 2, complaints: int = PIPE) -> str:
     except subprocess.TimeoutExpired:
         raise Failure(f"{argv[0]} {argv[1]} took more than {minutes} minutes") from None
     if done.returncode:
-        lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().split("\n")
-        raise Failure(f"{argv[0]} {argv[1]}: {lines[-1] or f'status {done.returncode}'}")
+        text = (done.stderr or done.stdout).decode("utf-8", "replace")
+        # docker's own last line only points to its help.
+        lines = [line for line in text.split("\n") if line.strip() and "--help'" not in line]
+        raise Failure(f"{argv[0]} {argv[1]}: {lines[-1] if lines else done.returncode}")
     return done.stdout.decode("utf-8", "replace").strip()
 
 

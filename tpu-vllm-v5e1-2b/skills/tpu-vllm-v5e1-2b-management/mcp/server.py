@@ -21,123 +21,124 @@ speaks stdio; `python3 server.py --help` lists the other commands.
 """
 
 # Contents, by line:
-#   213 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   259 ground / names: Closed grammars for every identifier that a tool takes. What does not …
-#   321 ground / ports: Who listens on which loopback port of this computer, by the process table. …
-#   368 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   473 ground / results: The base of every typed tool result: a sentence for people and the next …
-#   516 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
-#   662 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   800 ground / journal: An append-only record of what was intended and what became of it, one …
-#   862 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
-#   899 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#  1182 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
-#  1431 ground / tokens: Single-use tokens that bind a confirmation to one very thing, kept on …
-#  1546 knowledge / boot_marks: Reads the marks that a rented machine writes while it boots, and …
-#  1716 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#  1769 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#  1870 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
-#  2208 knowledge / load_matrix: Which weights are known to load on which engine and chip, and …
-#  2303 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2395 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
-#  2654 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
-#  3028 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
-#  3174 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
-#  3336 knowledge / refusal_answer: What a refused request for a machine means: the form that …
-#  3412 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  3841 knowledge / probe_report: What a probe report is: closed records of what a served model …
-#  4018 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
-#  4314 knowledge / report_compare: What differs between two reports, and which of their cells may …
-#  4479 knowledge / sweep_refusals: For how long a refused request keeps its place from being …
-#  4603 knowledge / sweep_plan: A sweep's wish, its order, how long it waits where, and the record …
-#  4940 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
-#  5175 boundaries / completion_client: One plain text completion of a served model: a prompt as …
-#  5270 boundaries / gcloud_refusals: gcloud's error texts and the errors of Google's operations …
-#  5570 boundaries / gcloud_answers: What gcloud left behind (status, output, error text) as a …
-#  5682 boundaries / gcloud: Runs the installed `gcloud` for one project: argument lists, …
-#  5921 boundaries / gcloud_ssh: Runs one act of a fixed program on a rented machine over `gcloud …
-#  6142 boundaries / google_clients: Google's client libraries for a rig: whose credentials, which …
-#  6306 boundaries / google_logs: Cloud Logging, read only: the newest entries of one machine as …
-#  6488 boundaries / google_secrets: Secret Manager for one secret of a rig: saved from here, …
-#  6659 boundaries / hf_token: The Hugging Face token of the person at this computer: from the …
-#  6733 boundaries / image_registry: Container images by name: the reference's grammar, and the …
-#  7008 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  7081 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
-#  7134 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
-#  7268 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
-#  7309 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
-#  7367 boundaries / refusal_program: Runs triage.py, the failure bank's own program beside …
-#  7410 boundaries / report_store: Where reports lie and how they are read and written: plain …
-#  7642 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
-#  7723 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
-#  7810 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
-#  7847 planes / billing: What a place costs while it is there: the optional verb of planes that …
-#  7886 planes / capacity_plane: What a plane that rents machines is to the toolsets: offers, …
-#  8070 planes / host_plane: What a plane gives to reach into a machine that it rents: its boot, a …
-#  8117 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  8207 planes / google_needs: What a rig on Google Cloud needs of this computer: gcloud and its …
-#  8265 planes / rented_record: Which machine is this rig's, as written down before it was asked …
-#  8336 planes / hosted_serving: Serving on a machine that is rented: what serves is found through …
-#  8658 planes / server_book: The model server of a rig on this computer as it stands on record, …
-#  8733 planes / sweep_plane: What a sweep needs of a provider: to ask for a machine, to look at …
-#  8799 planes / sweep: The sweep: asks place after place for one machine, with at most one …
-#  9260 planes / tpu_catalogue: Where the Cloud TPU API hands out which chip, under which quota, …
-#  9371 planes / tpu_order: What a machine of the Cloud TPU API is to be: the rig's values, and …
-#  9550 planes / tpu_things: Reads the Cloud TPU API's queued resources and nodes in a plane's …
-#  9833 planes / tpu_reads: Reads the Cloud TPU API through gcloud: one request with its node, …
-#  9947 planes / cloud_tpu: The Cloud TPU API as a plane: TPU machines by queued resources, asked …
-# 10215 runtimes / container_grants: What a container on a TPU machine is given beyond an ordinary …
-# 10301 runtimes / gke_manifest: A serving container for a Kubernetes cluster of GKE with TPU …
-# 10528 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-# 10608 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
-# 10659 runtimes / vllm_tpu_log: What the log of vLLM on a TPU says: with which lines a phase of …
-# 10710 runtimes / vllm_docker: vLLM in a container on a rented TPU machine: its arguments, …
-# 11026 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-# 11196 toolsets / consent: Asks the person behind the client, on either protocol, from within a …
-# 11254 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
-# 11298 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
-# 11402 toolsets / report_text: A report as text for people and for models: one table, the …
-# 11510 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-# 11813 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-# 11947 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-# 12069 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-# 12141 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-# 12184 toolsets / load_record: What this rig's own boots showed of loading: kept, and shown …
-# 12294 toolsets / machine_tools: The tools about a rented machine itself: its boot as the console …
-# 12370 toolsets / rental: The acts of renting: a create that never makes twins, a destroy that …
-# 12928 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-# 13123 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-# 13216 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
-# 13411 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-# 13629 toolsets / boot_watch: Watching a rented machine come up: its grant, its boot phase by …
-# 13779 toolsets / capacity: The capacity toolset: find, create, list, describe and destroy what a …
-# 14183 toolsets / deployment: What a rented machine will run, before it runs: the boot order, the …
-# 14328 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
-# 14409 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-# 14569 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-# 14742 toolsets / capacity_search: Finding a machine: census, catalogue, quota, budget and the …
-# 14994 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-# 15058 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-# 15322 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-# 15598 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
-# 15861 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-# 15989 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-# 16114 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-# 16403 toolsets / cloud_diagnosis: Diagnosis over the provider's own log store, for rigs whose …
-# 16442 toolsets / google_tools: The tools of a Google Cloud project: its secret, its log store, …
-# 16718 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-# 16847 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 17158 toolsets / rented_serving: The serving toolset of a rented machine, which starts its model …
-# 17330 toolsets / vllm_query: vLLM's plain completion as a tool: no chat template, the model goes …
-# 17394 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 17466 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 17582 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 17775 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 17948 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 18144 assembly / take_down: `server.py take-down`: everything that a rig rents, shown, asked …
-# 18197 assembly / rented_vllm: What rigs that rent a machine of Google's for vLLM have in common: …
-# 18277 assembly / cloud_tpu_rig: The Cloud TPU API as the plane of a rig that serves vLLM on the …
-# 18309 rigs / tpu_vllm_v5e1_2b: tpu-vllm-v5e1-2b: Gemma 4 E2B through vLLM on one TPU v5e chip of …
+#   214 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   260 ground / names: Closed grammars for every identifier that a tool takes. What does not …
+#   322 ground / ports: Who listens on which loopback port of this computer, by the process table. …
+#   369 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   474 ground / results: The base of every typed tool result: a sentence for people and the next …
+#   517 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
+#   663 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   801 ground / journal: An append-only record of what was intended and what became of it, one …
+#   863 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
+#   900 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#  1183 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
+#  1432 ground / tokens: Single-use tokens that bind a confirmation to one very thing, kept on …
+#  1547 knowledge / boot_marks: Reads the marks that a rented machine writes while it boots, and …
+#  1718 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#  1771 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#  1872 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
+#  2210 knowledge / load_matrix: Which weights are known to load on which engine and chip, and …
+#  2305 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2397 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
+#  2656 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
+#  3030 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
+#  3176 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
+#  3338 knowledge / refusal_answer: What a refused request for a machine means: the form that …
+#  3414 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  3843 knowledge / probe_report: What a probe report is: closed records of what a served model …
+#  4020 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
+#  4316 knowledge / report_compare: What differs between two reports, and which of their cells may …
+#  4481 knowledge / sweep_refusals: For how long a refused request keeps its place from being …
+#  4605 knowledge / sweep_plan: A sweep's wish, its order, how long it waits where, and the record …
+#  4942 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
+#  5177 boundaries / completion_client: One plain text completion of a served model: a prompt as …
+#  5272 boundaries / gcloud_refusals: gcloud's error texts and the errors of Google's operations …
+#  5572 boundaries / gcloud_answers: What gcloud left behind (status, output, error text) as a …
+#  5684 boundaries / gcloud: Runs the installed `gcloud` for one project: argument lists, …
+#  5923 boundaries / gcloud_ssh: Runs one act of a fixed program on a rented machine over `gcloud …
+#  6144 boundaries / google_clients: Google's client libraries for a rig: whose credentials, which …
+#  6308 boundaries / google_logs: Cloud Logging, read only: the newest entries of one machine as …
+#  6490 boundaries / google_secrets: Secret Manager for one secret of a rig: saved from here, …
+#  6661 boundaries / hf_token: The Hugging Face token of the person at this computer: from the …
+#  6735 boundaries / image_registry: Container images by name: the reference's grammar, and the …
+#  7010 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  7083 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
+#  7136 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
+#  7270 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
+#  7311 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
+#  7369 boundaries / refusal_program: Runs triage.py, the failure bank's own program beside …
+#  7412 boundaries / report_store: Where reports lie and how they are read and written: plain …
+#  7644 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
+#  7725 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
+#  7812 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
+#  7849 planes / billing: What a place costs while it is there: the optional verb of planes that …
+#  7888 planes / capacity_plane: What a plane that rents machines is to the toolsets: offers, …
+#  8081 planes / host_plane: What a plane gives to reach into a machine that it rents: its boot, a …
+#  8128 planes / plane: What a plane is to the toolsets: a place where a model server can be …
+#  8218 planes / google_needs: What a rig on Google Cloud needs of this computer: gcloud and its …
+#  8276 planes / rented_record: Which machine is this rig's, as written down before it was asked …
+#  8376 planes / hosted_serving: Serving on a machine that is rented: what serves is found through …
+#  8709 planes / server_book: The model server of a rig on this computer as it stands on record, …
+#  8784 planes / sweep_plane: What a sweep needs of a provider: to ask for a machine, to look at …
+#  8850 planes / sweep: The sweep: asks place after place for one machine, with at most one …
+#  9311 planes / tpu_catalogue: Where the Cloud TPU API hands out which chip, under which quota, …
+#  9422 planes / tpu_order: What a machine of the Cloud TPU API is to be: the rig's values, and …
+#  9601 planes / tpu_things: Reads the Cloud TPU API's queued resources and nodes in a plane's …
+#  9884 planes / tpu_reads: Reads the Cloud TPU API through gcloud: one request with its node, …
+#  9998 planes / cloud_tpu: The Cloud TPU API as a plane: TPU machines by queued resources, asked …
+# 10266 runtimes / container_grants: What a container on a TPU machine is given beyond an ordinary …
+# 10352 runtimes / gke_manifest: A serving container for a Kubernetes cluster of GKE with TPU …
+# 10579 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+# 10659 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
+# 10710 runtimes / vllm_tpu_log: What the log of vLLM on a TPU says: with which lines a phase of …
+# 10761 runtimes / vllm_docker: vLLM in a container on a rented TPU machine: its arguments, …
+# 11077 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+# 11247 toolsets / consent: Asks the person behind the client, on either protocol, from within a …
+# 11305 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
+# 11349 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
+# 11453 toolsets / report_text: A report as text for people and for models: one table, the …
+# 11561 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+# 11864 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+# 11998 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+# 12120 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+# 12192 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+# 12235 toolsets / load_record: What this rig's own boots showed of loading: kept, and shown …
+# 12344 toolsets / machine_tools: The tools about a rented machine itself: its boot as the console …
+# 12420 toolsets / rental: The acts of renting: a create that never makes twins, a destroy that …
+# 12978 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+# 13173 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+# 13266 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
+# 13461 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+# 13679 toolsets / boot_watch: Watching a rented machine come up: its grant, its boot phase by …
+# 13853 toolsets / capacity: The capacity toolset: find, create, list, describe and destroy what a …
+# 14257 toolsets / deployment: What a rented machine will run, before it runs: the boot order, the …
+# 14408 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
+# 14489 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+# 14649 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+# 14822 toolsets / capacity_search: Finding a machine: census, catalogue, quota, budget and the …
+# 15085 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+# 15149 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+# 15413 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+# 15689 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
+# 15952 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+# 16080 toolsets / queued_tools: The tools of the Cloud TPU API's own words: whether a request was …
+# 16164 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+# 16289 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+# 16578 toolsets / cloud_diagnosis: Diagnosis over the provider's own log store, for rigs whose …
+# 16617 toolsets / google_tools: The tools of a Google Cloud project: its secret, its log store, …
+# 16893 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 17022 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 17333 toolsets / rented_serving: The serving toolset of a rented machine, which starts its model …
+# 17506 toolsets / vllm_query: vLLM's plain completion as a tool: no chat template, the model goes …
+# 17570 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 17642 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 17758 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 17951 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 18124 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 18320 assembly / take_down: `server.py take-down`: everything that a rig rents, shown, asked …
+# 18389 assembly / rented_vllm: What rigs that rent a machine of Google's for vLLM have in common: …
+# 18473 assembly / cloud_tpu_rig: The Cloud TPU API as the plane of a rig that serves vLLM on the …
+# 18518 rigs / tpu_vllm_v5e1_2b: tpu-vllm-v5e1-2b: Gemma 4 E2B through vLLM on one TPU v5e chip of …
 
 from __future__ import annotations
 
@@ -1636,7 +1637,8 @@ def boot_marks(text: str) -> list[BootMark]:
         if not found:
             continue
         phase, state, at, words = found.groups(default="")
-        mark = BootMark(phase, _mark_state(state), int(at), clean(words, _BOOT_WORDS_LIMIT))
+        words = " ".join(clean(words).split())[:_BOOT_WORDS_LIMIT]
+        mark = BootMark(phase, _mark_state(state), int(at), words)
         same = places.setdefault((phase, state, int(at)), [])
         for place in same:
             known = marks[place].words
@@ -8055,6 +8057,15 @@ def rental_labels(rig: str, owner: str, intent: str, expires_unix: int) -> dict[
     }
 
 
+def shown_order(
+    rig: str, owner: str, zone: str, market: RentalMarket, hours: float, valid_s: int
+) -> Order:
+    """An order as it would go out, for showing: its intent and its end are made at the call."""
+    life = round(hours * 3600)
+    labels = rental_labels(rig, owner, "made-at-the-call", 0) | {"expires": "made-at-the-call"}
+    return Order(rental_name(rig, owner), zone, "", labels, life, market, valid_s)
+
+
 def is_ours(labels: Mapping[str, str], rig: str, owner: str) -> bool:
     """Whether all three marks are there, letter by letter. Never a prefix: `a` is not `a-q4_0`."""
     wanted = {"managed-by": MANAGED_BY, "rig": rig, "owner": owner}
@@ -8290,16 +8301,25 @@ class MachineBook:
 
     def __init__(self, state: Path) -> None:
         self._path = state / MACHINE_FILE
+        self._aside = self._path.with_suffix(".damaged")
         self._sweep = state / SWEEP_FOLDER / _SWEEP_RECORD
 
     def read(self) -> MachineRecord | None:
-        """What is on record; None where nothing is. A damaged record raises RigError UNKNOWN."""
+        """What is on record; None where nothing is. A damaged record raises RigError UNKNOWN, again
+        and again until another is written: a machine that it named would be called none."""
+        data = read_json(self._path)
         try:
-            data = read_json(self._path)
             if data is not None:
-                return MachineRecord(**{key: str(value) for key, value in data.items()})
+                return _machine_record(data)
         except (TypeError, ValueError):
-            self._path.replace(self._path.with_suffix(".damaged"))
+            self._path.replace(self._aside)
+        if self._aside.exists():
+            raise RigError(
+                "UNKNOWN",
+                f"the record of this rig's machine is damaged ({self._aside}), so where it is, and "
+                "whether there is one, is not known",
+                "look for machines of this rig; when there is none, remove that file",
+            )
         book = SweepBook(self._sweep)
         book.load()
         found, live = book.record.found, book.record.live
@@ -8315,6 +8335,18 @@ class MachineBook:
     def write(self, record: MachineRecord) -> None:
         """Note a machine before it is asked for, and again when it was read back."""
         write_json(self._path, asdict(record))
+        self._aside.unlink(missing_ok=True)
+
+    def forget_gone(self) -> None:
+        """No machine of this rig exists anywhere, as was just read: what is on record, damaged or
+        not, is of one that is gone, and must not stand before the one that comes next."""
+        self._path.unlink(missing_ok=True)
+        self._aside.unlink(missing_ok=True)
+        with suppress(RigError):  # whoever reads a damaged one tells of it
+            book = SweepBook(self._sweep)
+            book.load()
+            if book.record.found is not None:
+                book.save(found=None)
 
     def forget(self, name: str) -> None:
         """The machine of that name is gone, or was never made. A damaged record stays as it is:
@@ -8331,6 +8363,14 @@ class MachineBook:
                 book.save(found=None)
             if live is not None and live.name == name:  # that of a search that was killed
                 book.save(live=None)
+
+
+def _machine_record(data: Mapping[str, Any]) -> MachineRecord:
+    """The record in what `write` wrote. Raises TypeError or ValueError for anything else."""
+    record = MachineRecord(**data)
+    if not all(isinstance(value, str) for value in data.values()) or not record.name:
+        raise ValueError("no record of a machine")
+    return record
 
 
 # ── planes / hosted_serving ───────────────────────────────────────────────────────────────────────
@@ -8465,7 +8505,10 @@ class HostedServing(ABC):
             why = await self._why(rental.name, rental.zone, rental.provider_id)
             note = f"{rental.name} in {rental.zone} is {rental.state}{why}; it may still be billed"
             return Finding(None, (note,), note), rental
-        return Finding(self._instance(rental)), rental
+        served = read_json(self._paths.state / _SERVED_FILE) or {}
+        # What was done to an earlier machine says nothing of this one.
+        note = str(served.get("note", "")) if served.get("intent") == record.intent else ""
+        return Finding(self._instance(rental), (note,) if note else ()), rental
 
     async def _vanished(self, name: str, zone: str, provider_id: str) -> Finding:
         if not provider_id:
@@ -8512,9 +8555,15 @@ class HostedServing(ABC):
         self.machine_changed()
         return ready
 
-    def mark_unready(self) -> None:
-        """Record that what served was stopped or started anew, so that it has to prove itself."""
+    def mark_unready(self, note: str = "") -> None:
+        """Record that what served was stopped or started anew, so that it has to prove itself.
+        `note` is told of the machine until it has."""
         (self._paths.state / _SERVED_FILE).unlink(missing_ok=True)
+        with suppress(RigError, OSError):  # on a full disk it is only not told
+            record = self._book.read() if note else None
+            if record is not None:
+                told = {"intent": record.intent, "note": note}
+                write_json(self._paths.state / _SERVED_FILE, told)
         self.machine_changed()
 
     async def cost_so_far(self) -> RunningCost | None:
@@ -8522,18 +8571,17 @@ class HostedServing(ABC):
         _, rental = await self._look()
         if rental is None or rental.state == "pending":
             return None
-        return cost_since(
-            f"{rental.name} in {rental.zone}",
-            rental.created_unix,
-            rental.price_per_hour_usd,
-            expiry_of(rental.labels),
-            time.time(),
-        )
+        what, price = f"{rental.name} in {rental.zone}", rental.price_per_hour_usd
+        if rental.state in ("stopped", "failed"):  # its chips are free again, its disk is not
+            what, price = f"what is left of {what}, its disk at least", None
+        expires = expiry_of(rental.labels)
+        return cost_since(what, rental.created_unix, price, expires, time.time())
 
     # What serves on it
 
     async def act_on_host(self, act: str, timeout_s: float, **arguments: str | int | bool) -> str:
         """What the fixed program printed for `act` on the running machine."""
+        self.machine_changed()  # ssh goes by a name: whose that is now is read, not remembered
         command = HostCommand(self.host_program(), act, arguments)
         return await self.run_on_host(await self.running_machine(), command, timeout_s)
 
@@ -8568,7 +8616,7 @@ class HostedServing(ABC):
     def keep_boot(self, rental: Rental, text: str) -> None:
         """Keep what the boot said, for when the machine is gone and its console with it."""
         path = private_folder(self._paths.logs) / f"boot-{rental.name}.log"
-        path.write_text(clean(text, _BOOT_KEPT), encoding="utf-8")
+        write_private(path, clean(text, _BOOT_KEPT))
         kept = sorted(self._paths.logs.glob("boot-*.log"), key=lambda p: p.stat().st_mtime)
         for old in kept[:-_BOOTS_KEPT]:
             old.unlink(missing_ok=True)
@@ -8590,6 +8638,9 @@ class HostedServing(ABC):
             if port in listening_ports(pid):
                 return f"http://127.0.0.1:{port}"
         await self.close_tunnels()
+        self.machine_changed()  # a tunnel leads to a name, as ssh does
+        rental = await self.running_machine()
+        label = self._tunnel_label(rental)
         if listener_pids(port):
             raise RigError(
                 "EXISTS",
@@ -12248,8 +12299,7 @@ class LoadRecord:
         found = []
         for line in lines[-_LOADS_SHOWN:]:
             try:
-                data: Mapping[str, Any] = json.loads(line)
-                found.append(LoadRow.model_validate(data))
+                found.append(LoadRow.model_validate(json_object(line)))
             except ValueError:
                 continue
         return found
@@ -12506,7 +12556,7 @@ class Rentals:
         elif expiry < self.clock():
             reasons.append(f"its time was over at {utc_stamp(expiry)}")
         machines = {other.name for other in mine if other.kind == "machine"}
-        if rental.kind != "machine" and rental.name not in machines:
+        if rental.kind not in ("machine", "request") and rental.name not in machines:
             reasons.append("its machine is gone")
         if rental.state in ("stopped", "failed"):
             reasons.append(f"it is {rental.state} and still there")
@@ -13634,6 +13684,8 @@ def _block(index: int) -> str:
 
 MACHINE_PHASE = "machine"  # from the order to the first word of the boot
 _WATCH_S = 3 * 3600.0  # a queue of two hours and a cold boot of half an hour, rounded up
+_LOADING = ("weights", "compile", "ready")  # phases whose failure speaks of the weights
+_STATUS_S = 30.0  # for one look at the container through ssh
 _READY_EVERY_S = 15.0  # between two tries of a server whose boot has not said that it is ready
 
 
@@ -13648,6 +13700,9 @@ class BootingPlane(Protocol):
     def keep_boot(self, rental: Rental, text: str) -> None: ...
     async def endpoint(self, instance: Instance) -> str: ...
     async def mark_ready(self, instance: Instance) -> Instance: ...
+    async def act_on_host(
+        self, act: str, timeout_s: float, **arguments: str | int | bool
+    ) -> str: ...
 
 
 class BootWatch:
@@ -13717,12 +13772,13 @@ class BootWatch:
 
     async def _follow(self, boot: BootState, clock: StartClock, progress: JobProgress) -> None:
         if boot.failed:
-            self._note_load(False, boot.failed)
-            with suppress(RigError):
+            if boot.phase in _LOADING:
+                self._note_load(False, boot.failed)
+            log = ""
+            with suppress(RigError):  # the boot's own words stand without it
                 instance = (await self._plane.find()).instance
                 log = await self._context.plane.logs(instance, 400)
-                raise await explained_end(self._context, f"{log}\n{boot.failed}")
-            raise await explained_end(self._context, boot.failed)
+            raise await explained_end(self._context, f"{log}\n{boot.failed}")
         if boot.phase in self.phases and boot.phase != progress.record.phase:
             clock.enter(boot.phase, boot.words or boot.phase)
         else:
@@ -13740,6 +13796,8 @@ class BootWatch:
         try:
             address = await self._plane.endpoint(instance)
             if not await context.chat_client(address).healthy():
+                if must:
+                    await self._refuse_stopped(instance.serve_id)
                 return ""
             await prove_first_token(context, instance, address)
         except RigError as error:
@@ -13755,6 +13813,22 @@ class BootWatch:
         image = str((read_json(context.paths.state / "boot" / "boot.json") or {}).get("image", ""))
         with suppress(OSError, RigError):
             LoadRecord(context).add(self._model, image, loads, cause)
+
+    async def _refuse_stopped(self, machine: str) -> None:
+        """Raise RigError NOT_FOUND where the boot was through once and its container is stopped or
+        gone now: then nothing comes up by waiting."""
+        try:
+            told = json.loads((await self._plane.act_on_host("status", _STATUS_S)).splitlines()[-1])
+            container = told["container"] or {}
+            state = str(container.get("state", "removed"))
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+            return  # what cannot be read proves nothing
+        if state in ("removed", "exited", "created", "dead"):
+            start = f"manage_{self._context.vocabulary['docker']}(action='start')"
+            what = (
+                f"the container on {machine} is {state}, so it serves nothing until it is started"
+            )
+            raise RigError("NOT_FOUND", what, start)
 
     def _done(
         self, model: str, address: str, rental: Rental, boot: BootState, clock: StartClock
@@ -14317,12 +14391,18 @@ class DeploymentToolset(Toolset):
 def boot_files(state: Path, program: Path) -> dict[str, Path]:
     """The files that go out with a create call, by metadata key. RigError INTERNAL where the
     document was not written before."""
-    document = state / BOOT_FOLDER / BOOT_DOCUMENT
+    files = boot_paths(state, program)
+    document = files["gemma4-boot"]
     if not document.is_file():
         raise RigError("INTERNAL", "no boot was planned before a machine was asked for")
     if len(json.dumps(read_json(document))) > 200_000:  # metadata values end at 256 KB
         raise RigError("INVALID", "the document of the boot is too large for a machine's metadata")
-    return {"startup-script": program, "gemma4-boot": document}
+    return files
+
+
+def boot_paths(state: Path, program: Path) -> dict[str, Path]:
+    """Where those files lie, or will."""
+    return {"startup-script": program, "gemma4-boot": state / BOOT_FOLDER / BOOT_DOCUMENT}
 
 
 # ── toolsets / following ──────────────────────────────────────────────────────────────────────────
@@ -14750,7 +14830,7 @@ SWEEP_PHASES = ("places", "capacity")
 _QUOTA_READS = 3  # reads of the provider's tool, each a process
 
 Zones = Annotated[
-    list[str],
+    list[Annotated[str, Field(max_length=40)]],
     Field(max_length=30, description="Zones to ask, in order; empty: ZONES of the settings."),
 ]
 
@@ -14814,6 +14894,7 @@ class SearchingCapacityToolset(CapacityToolset):
             self._refuse_money(budget_usd, hours)
             async with held_lock(context.paths.state, "capacity"):
                 await self.rentals.refuse_second()
+                self.rentals.book.forget_gone()
             await prepare_rental(context, hours, override)
             arguments = {
                 "zones": zones,
@@ -14827,25 +14908,11 @@ class SearchingCapacityToolset(CapacityToolset):
             return job
 
     async def _rented(self, zone: str, hours: float, market: str, valid_s: int) -> Created:
-        """A create beside a search would make two: it waits for the next place without a request
-        that could be seen."""
-        async with held_lock(self.context.paths.state, "searching"):
-            self._refuse_beside("nothing was created")
-            return await super()._rented(zone, hours, market, valid_s)
+        return await rented_beside_none(self.context, self.rentals, zone, hours, market, valid_s)
 
     def _refuse_plan(self, rental: Rental) -> None:
         if rental.kind == "machine":  # a search whose request vanishes asks in the next place
-            self._refuse_beside("it would rent another one in its place")
-
-    def _refuse_beside(self, why: str) -> None:
-        active = self.context.jobs.active(SWEEP_JOB)
-        if active is not None:
-            raise RigError(
-                "BUSY",
-                f"the search {active.id} is under way; {why}",
-                f"get_job(job_id='{active.id}'), or cancel_job(job_id='{active.id}'), which ends "
-                "it and what it asked for",
-            )
+            refuse_beside_search(self.context, "it would rent another one in its place")
 
     def _refuse_money(self, budget_usd: float, hours: float) -> None:
         settings = self.rentals.settings
@@ -14900,7 +14967,9 @@ class SearchingCapacityToolset(CapacityToolset):
         zones = zones or list(dict.fromkeys(offer.zone for offer in offers))
         markets = listed(settings.markets) or list(dict.fromkeys(o.market for o in offers))
         wished = [SweepPlace(zone, market) for market in markets for zone in zones]
-        offered = {SweepPlace(o.zone, o.market): o.price_per_hour_usd for o in offers}
+        # Where the catalogue lacks it a request would be refused, as if the order were at fault.
+        there = [offer for offer in offers if offer.available != "no"]
+        offered = {SweepPlace(o.zone, o.market): o.price_per_hour_usd for o in there}
         dear = self._too_dear(offers, hours, float(given["budget_usd"]))
         affordable = [place for place in wished if place not in dear]
         quotas = await self._quotas_left([place for place in affordable if place in offered])
@@ -14971,6 +15040,28 @@ class SearchingCapacityToolset(CapacityToolset):
             job_id=job.id,
             said=job.message,
             **result,
+        )
+
+
+async def rented_beside_none(
+    context: RigContext, rentals: Rentals, zone: str, hours: float, market: str, valid_s: int
+) -> Created:
+    """`Rentals.create`, or RigError BUSY beside a search. The two would make twins: a search waits
+    for the next place without a request that could be seen."""
+    async with held_lock(context.paths.state, "searching"):
+        refuse_beside_search(context, "nothing was created")
+        return await rentals.create(zone, hours, market, valid_s)
+
+
+def refuse_beside_search(context: RigContext, why: str) -> None:
+    """Raise RigError BUSY while a search is under way; `why` is what would go wrong."""
+    active = context.jobs.active(SWEEP_JOB)
+    if active is not None:
+        raise RigError(
+            "BUSY",
+            f"the search {active.id} is under way; {why}",
+            f"get_job(job_id='{active.id}'), or cancel_job(job_id='{active.id}'), which ends it "
+            "and what it asked for",
         )
 
 
@@ -15185,8 +15276,8 @@ class ModelToolset(Toolset):
     @rig_tool(title="Details of the served model", effect="reads")
     async def get_model_details(self) -> DetailsOutcome:
         """The model that is served, or that would be: architecture, size on disk, the memory it
-        takes by part, engine and number format. Sized from the files where they lie on this
-        computer; of a model elsewhere, what the engine reported of itself."""
+        takes by part, engine and number format. Sized from the files where they are at hand;
+        of a model elsewhere, what the engine reported of itself."""
         finding = await self.context.plane.find()
         name = str(getattr(self.context.settings, "model_name", ""))
         if finding.instance is not None and finding.instance.model:
@@ -15986,6 +16077,90 @@ def probe_outcome(job: JobRecord, notes: list[str]) -> ProbeOutcome:
     )
 
 
+# ── toolsets / queued_tools ───────────────────────────────────────────────────────────────────────
+# The tools of the Cloud TPU API's own words: whether a request was granted, and that one exists.
+#
+# Knows the plane by its verbs alone.
+
+
+class AvailabilityOutcome(Outcome):
+    """This rig's one request."""
+
+    exists: bool
+    granted: bool
+    name: str = ""
+    zone: str = ""
+    state: str = ""
+
+
+class QueuedResourceToolset(Toolset):
+    """Is it granted, make sure that it exists."""
+
+    toolset_name = "queued"
+
+    def __init__(self, context: RigContext) -> None:
+        super().__init__(context)
+        words = context.vocabulary
+        self._find = f"find_{words['hardware']}"
+        verbs = (self._find, f"list_{words['rental']}s", f"describe_{words['rental']}")
+        self.rentals = Rentals(context, cast(CapacityPlane, context.plane), verbs)
+
+    @rig_tool(name="check_tpu_availability", title="Is the request granted", effect="reads")
+    async def check_availability(self) -> AvailabilityOutcome:
+        """Whether this rig's request has become a {rented}: state and place of the one that it
+        has, or that it has none. Creates nothing and costs nothing."""
+        try:
+            machine = await cast(ConsolePlane, self.context.plane).machine()
+        except RigError as error:
+            if error.error_class != "NOT_FOUND":
+                raise
+            return self._available(None, error.what)
+        return self._available(machine, "")
+
+    @rig_tool(name="manage_queued_resource", title="Make sure of the request", effect="changes")
+    async def manage(
+        self,
+        zone: Zone,
+        hours: Hours = 1.0,
+        market: Market = "",
+        wait_minutes: WaitMinutes = 30,
+        override: RentAnyway = False,
+    ) -> AvailabilityOutcome:
+        """Make sure that this rig has a request in a zone: tells of the one that exists, in any
+        zone, or creates it as create_{order} does (COSTS MONEY once it is granted). Touches nothing
+        of another rig and never makes a second."""
+        checked_name("zone", "zone", zone)
+        mine, _, _ = await self.rentals.census()
+        if mine:
+            return self._available(mine[0], "")
+        await prepare_rental(self.context, hours, override)
+        valid_s = round(wait_minutes * 60)
+        order = (zone, hours, market, valid_s)
+        created = await rented_beside_none(self.context, self.rentals, *order)
+        return self._available(created.rental, "")
+
+    def _available(self, machine: Rental | None, why: str) -> AvailabilityOutcome:
+        if machine is None:
+            return AvailabilityOutcome(
+                summary=f"There is no request of this rig: {why}.",
+                next_step=f"{self._find}()",
+                exists=False,
+                granted=False,
+            )
+        granted = machine.state == "running"
+        words = "granted" if granted else f"not granted ({machine.state})"
+        ready = f"wait_for_{self.context.vocabulary['ready']}_ready(wait_s=50)"
+        return AvailabilityOutcome(
+            summary=f"{machine.name} in {machine.zone} is {words}.",
+            next_step=ready if granted else "check_tpu_availability() in a minute",
+            exists=True,
+            granted=granted,
+            name=machine.name,
+            zone=machine.zone,
+            state=machine.state,
+        )
+
+
 # ── toolsets / second_opinion ─────────────────────────────────────────────────────────────────────
 # A model's reading of what no signature explains: asked with fenced data, believed in nothing.
 #
@@ -16731,7 +16906,7 @@ STATUS_STEPS: Mapping[StatusSituation, str] = {
     "unread": "get_system_status() again",
     "no machine": "find_{hardware}()",
     "over": "list_orphans()",
-    "stopped": "{serve}",
+    "stopped": "serve_model()",
     "starting": "wait_for_{ready}_ready(wait_s=50)",
     "half-started": "stop_model()",
     "silent": "get_{logs}()",
@@ -16797,7 +16972,7 @@ class StatusOutcome(Outcome):
 
 def status_step(situation: StatusSituation, words: Mapping[str, str], job_id: str = "") -> str:
     """The one next step, in the words of the rig's vocabulary."""
-    return STATUS_STEPS[situation].format_map({"serve": "serve_model()", **words, "job": job_id})
+    return STATUS_STEPS[situation].format_map({**words, "job": job_id})
 
 
 def status_lines(
@@ -17161,6 +17336,7 @@ def _settings_with_origin(settings: RigSettings | None) -> dict[str, str]:
 # Knows no provider and no engine: the plane reaches the machine, and the fixed program there acts.
 
 _ACT_S = 45.0  # a tool's answer must come within a client's patience
+_STOPPED_NOTE = "its container was stopped by this rig: it serves nothing until it is started"
 DockerAct = Literal["status", "start", "stop", "restart", "rm"]
 
 
@@ -17178,7 +17354,7 @@ class ReachingPlane(Protocol):
     async def act_on_host(
         self, act: str, timeout_s: float, **arguments: str | int | bool
     ) -> str: ...
-    def mark_unready(self) -> None: ...
+    def mark_unready(self, note: str = "") -> None: ...
 
 
 class RentedServingToolset(StatusToolset):
@@ -17242,7 +17418,7 @@ class RentedServingToolset(StatusToolset):
         wait_for_{ready}_ready. Takes 5 to 30 seconds."""
         reach = cast(ReachingPlane, self.context.plane)
         if action != "status":
-            reach.mark_unready()
+            reach.mark_unready(_STOPPED_NOTE if action in ("stop", "rm") else "")
         return self._acted(action, await reach.act_on_host(action, _ACT_S))
 
     def _acted(self, action: DockerAct, text: str) -> ContainerOutcome:
@@ -18152,28 +18328,44 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
 
     Asks at the terminal for each, unless `agreed`. Raises RigError DENIED where it could not ask.
     """
-    words = rig.context.vocabulary
+    refused: RigError | None = None
     async with Client(rig.server()) as client:
-        listing = await _called(client, f"list_{words['rental']}s")
-        print(listing["summary"])
-        for place in listing["unread"]:
-            print(f"NOT READ: {place}; what is there is not known")
-        failed = bool(listing["unread"])
-        for one in listing["rentals"]:
-            where = {"name": one["name"], "zone": one["zone"]}
+        try:
+            whole = await _each_taken_down(client, rig.context.vocabulary, agreed)
+        except RigError as error:
+            refused = error  # raised outside, where no task group wraps it
+    if refused is not None:
+        raise refused
+    return 0 if whole else 1
+
+
+async def _each_taken_down(client: Client, words: Mapping[str, str], agreed: bool) -> bool:
+    """Whether everything could be read, and everything that was agreed to is gone."""
+    listing = await _called(client, f"list_{words['rental']}s")
+    print(listing["summary"])
+    for place in listing["unread"]:
+        print(f"NOT READ: {place}; what is there is not known")
+    whole = not listing["unread"]
+    for one in listing["rentals"]:
+        where = {"name": one["name"], "zone": one["zone"]}
+        try:
             plan = await _called(client, "plan_destroy", **where)
-            print(plan["summary"])
-            if not agreed and not _asked(f"Destroy {one['name']}?"):
-                print("Left as it is.")
-                continue
-            name = f"{words['destroy']}_{words['rental']}"
-            try:
-                done = await _called(client, name, **where, token=plan["token"])
-                print(done["summary"])
-            except RigError as error:
-                print(clean(str(error)), file=sys.stderr)
-                failed = True
-    return int(failed)
+        except RigError as error:
+            print(clean(str(error)), file=sys.stderr)
+            whole = False
+            continue
+        print(plan["summary"])
+        if not agreed and not _asked(f"Destroy {one['name']}?"):
+            print("Left as it is.")
+            continue
+        name = f"{words['destroy']}_{words['rental']}"
+        try:
+            done = await _called(client, name, **where, token=plan["token"])
+            print(done["summary"])
+        except RigError as error:
+            print(clean(str(error)), file=sys.stderr)
+            whole = False
+    return whole
 
 
 def _asked(question: str) -> bool:
@@ -18223,7 +18415,7 @@ RENTED_VLLM_TOOLSETS: Sequence[type[Toolset]] = (
 )
 # 28 tools is what clients take well; these load through RIG_TOOLSETS.
 RENTED_OFF_BY_DEFAULT = tuple(
-    "address completions deployment loads metrics planning probes quota reports".split()
+    "address completions deployment loads metrics planning probes queued quota reports".split()
 )
 RENTED_COMMANDS: Mapping[str, RigCommand] = {
     "take-down": RigCommand("show, ask about and destroy everything that this rig rents", take_down)
@@ -18265,6 +18457,10 @@ class RentedVllmPlane(HostedServing):
         machine = LoggedMachine(self.log_kind, record.name, record.zone, record.provider_id)
         return await rig_log_text(self._values().project, machine, minutes, severity, resource)
 
+    def boot_paths(self) -> Mapping[str, Path]:
+        """The files of a machine's metadata by key, written already or not."""
+        return boot_paths(self._paths.state, self._program)
+
     async def plane_needs(self) -> Sequence[PlaneNeed]:
         raise NotImplementedError
 
@@ -18299,9 +18495,22 @@ class RentedCloudTpu(CloudTpu, RentedVllmPlane):
         values = cast(Callable[[], CloudTpuVllmSettings], load)
         CloudTpu.__init__(self, values, lambda: boot_files(paths.state, self._program))
 
+    def create_command(self, zone: str, market: str, hours: float) -> list[str]:
+        """The command of a create, but for its intent and its end."""
+        settings, wait_s = self._settings(), 1800
+        ways = tpu_markets(settings)
+        way = next((one for one in ways if one == market), ways[0])
+        zone = zone or tpu_zones(settings)[0]
+        order = shown_order(self._rig, self._owner, zone, way, hours, wait_s)
+        call = tpu_order_call(settings, order, self.boot_paths())
+        return ["gcloud", *Gcloud(settings.project).argv(call)]
+
     async def plane_needs(self) -> Sequence[PlaneNeed]:
         """gcloud, its login, the client libraries' own credentials, and ssh."""
-        settings = self._settings()
+        try:
+            settings = self._settings()
+        except RigError:
+            return []  # the settings' own row says what is wrong with them
         found = await google_needs(settings.project, region_of(tpu_zones(settings)[0]))
         return [*found, *(PlaneNeed("caution", True, words) for words in self.cautions())]
 
@@ -18323,7 +18532,7 @@ RIG = Rig(
     plane_words={},
     make_plane=RentedCloudTpu,
     make_runtime=rented_vllm_runtime,
-    toolsets=RENTED_VLLM_TOOLSETS,
+    toolsets=(*RENTED_VLLM_TOOLSETS, QueuedResourceToolset),
     off_by_default=RENTED_OFF_BY_DEFAULT,
     runtime_requirements=GOOGLE_REQUIREMENTS,
     programs=RENTED_PROGRAMS,
