@@ -59,6 +59,21 @@ class EndingFaultSuite(RentedFaultCase):
             await self.destroyed(client, {"name": name, "zone": WESTERN})
         self.assertEqual(self.rented(), {})
 
+    async def test_a_search_is_ended_and_what_it_asked_for_with_it(self) -> None:  # A30, D34
+        """Destroying its request would only send it to the next place."""
+        self.google.script.never = {WESTERN}
+        async with self.in_process() as client:
+            begun = await self.answer(client, "find_tpu_vm", zones=[WESTERN])
+            (name,) = (await self.until(self.rented, "nothing was asked for"))["instances"]
+            where = {"name": name, "zone": WESTERN}
+            fault = await self.refusal(client, "plan_destroy", "BUSY", **where)
+            self.assertIn(f"cancel_job(job_id='{begun['job_id']}')", fault)
+            self.assertEqual(self.deletions(), [])
+            ended = await self.answer(client, "cancel_job", job_id=begun["job_id"])
+            self.assertEqual(ended["state"], "cancelled")
+        self.assertEqual(self.rented(), {})
+        self.assertEqual(set(self.asked()), {WESTERN})
+
     async def test_without_the_token_of_that_very_thing(self) -> None:  # A24
         async with self.in_process() as client:
             machine = await self.created(client)
@@ -258,8 +273,11 @@ class EndingFaultSuite(RentedFaultCase):
             )
             await self.until(self.rented, "nothing was asked for")
             call.cancel()
-            await asyncio.gather(call, return_exceptions=True)
-            await self.assert_none_left(*self.gcloud.pids())
+            try:
+                await self.assert_none_left(*self.gcloud.pids())
+            finally:
+                self.end_spoilt()
+                await asyncio.gather(call, return_exceptions=True)
             (found,) = (await self.answer(client, "list_tpu_vm_instances"))["rentals"]
             self.assertEqual(found["zone"], WESTERN)
             await self.refusal(client, "create_tpu_vm_instance", "EXISTS", zone=EASTERN)

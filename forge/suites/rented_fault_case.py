@@ -50,11 +50,15 @@ class RentedFaultCase(RentedCase):
         return {**super().good_settings(), "ZONES": zones}
 
     async def asyncTearDown(self) -> None:
+        self.end_spoilt()
+        self.gcloud.mend()
+        await super().asyncTearDown()
+
+    def end_spoilt(self) -> None:
+        """Kill what met a fault and is still there: else a server that waits for it never ends."""
         for pid in self.gcloud.pids():
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).kill()
-        self.gcloud.mend()
-        await super().asyncTearDown()
 
     @contextlib.contextmanager
     def patience(self, **seconds: float) -> Iterator[None]:

@@ -134,7 +134,11 @@ FAULT_ROWS: Mapping[str, MatrixRow] = {
         f"{_PARTS}.test_metrics.ClientTest.test_a_compressed_page_is_not_unfolded",
         why="needs a scripted page",
     ),
-    "D34": _row("cancelled create", f"{_ENDING}.test_a_cancelled_call_is_settled_by_the_next"),
+    "D34": _row(
+        "cancelled create",
+        f"{_ENDING}.test_a_cancelled_call_is_settled_by_the_next",
+        f"{_ENDING}.test_a_search_is_ended_and_what_it_asked_for_with_it",
+    ),
     "D35": _row("end of input", _SERVER_ENDS, "RentedLeavingSuite.test_when_it_is_idle"),
     "D36": _row(
         "SIGTERM", "RentedLeavingSuite.test_in_the_middle_of_a_call_with_an_attached_child"

@@ -186,10 +186,11 @@ async def _preflight(rig: AssembledRig) -> int:
         rows.append((need.present or bool(need.only_for), need.name, detail, need.remedy))
     room: Room | None = None
     if isinstance(context.plane, NeedyPlane):
-        rows += [
-            (need.present, need.name, need.detail, need.remedy)
-            for need in await context.plane.plane_needs()
-        ]
+        try:
+            needed = await context.plane.plane_needs()
+            rows += [(need.present, need.name, need.detail, need.remedy) for need in needed]
+        except RigError as error:
+            rows.append((False, "the provider", error.what, error.next_step))
     else:
         room = await context.plane.room(context.paths.cache)
         rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,8 +128,8 @@ class AssembledRig:
     def _wanted_toolsets(self) -> Callable[[Toolset], bool]:
         try:
             choice = self.context.settings.rig_toolsets
-        except RigError:
-            choice = "default"
+        except RigError:  # tpu.env is at fault; the environment may still say what to load
+            choice = os.environ.get("RIG_TOOLSETS") or "default"
         names = {name.strip() for name in choice.split(",")}
         return lambda toolset: (
             self.every_toolset

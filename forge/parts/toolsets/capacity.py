@@ -20,7 +20,8 @@ from forge.parts.ground.tokens import TOKEN_LIFE_S
 from forge.parts.knowledge.load_matrix import refuse_unloadable
 from forge.parts.planes.capacity_plane import CapacityPlane, Offer, Rental, expiry_of
 from forge.parts.toolsets.consent import ask_user
-from forge.parts.toolsets.rental import Created, Ended, Rentals, utc_stamp
+from forge.parts.toolsets.rental import Created, Ended, Rentals
+from forge.parts.toolsets.rental_book import utc_stamp
 from forge.parts.toolsets.starts import refuse_planned
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 

@@ -66,7 +66,16 @@ class BootOrder:
         return self._context.paths.state / BOOT_FOLDER / BOOT_DOCUMENT
 
     async def write(self, life_s: int) -> None:
-        """Resolve the image and write the document, readable by this user alone."""
+        """Resolve the image and write the document, readable by this user alone. Raises RigError
+        INVALID for a machine that could not read the secret it is to read."""
+        settings = self._context.settings
+        if getattr(settings, "hf_secret", "") and not getattr(settings, "service_account", "-"):
+            raise RigError(
+                "INVALID",
+                "SERVICE_ACCOUNT is empty, so the machine could not read HF_SECRET and its boot "
+                "would fail; nothing was asked for",
+                "set SERVICE_ACCOUNT (init.sh makes one), or empty HF_SECRET",
+            )
         document, note = await self.document(life_s)
         private_folder(self.path.parent)
         write_json(self.path, document)
