@@ -91,11 +91,11 @@ teardown. As an MCP server it speaks stdio; `python3 server.py --help` lists the
 # 10124 toolsets / status: The status toolset: one look at everything that a rig has, where each …
 # 10435 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
 # 10665 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 10737 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 10853 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 11046 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 11219 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 11415 rigs / local_pytorch_cpu_2b: local-pytorch-cpu-2b: Gemma 4 E2B through PyTorch …
+# 10752 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 10868 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 11061 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 11234 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 11431 rigs / local_pytorch_cpu_2b: local-pytorch-cpu-2b: Gemma 4 E2B through PyTorch …
 
 from __future__ import annotations
 
@@ -10707,7 +10707,22 @@ class JobsToolset(Toolset):
         if finding.instance is not None and finding.instance.job_id == job_id:
             if finding.instance.state == "starting" and job.state in ("cancelled", "lost"):
                 await self.context.plane.stop(finding.instance)
+        refuse_left_over(self.context, job)
         return job_outcome(job)
+
+
+def refuse_left_over(context: RigContext, job: JobRecord) -> None:
+    """Raise RigError UNKNOWN where a job that was ended could not undo what it had begun."""
+    left = getattr(context.plane, "left_by_job", None)
+    if left is None or job.state not in ("cancelled", "lost") or context.jobs.active(job.kind):
+        return
+    what = left()
+    if what:
+        raise RigError(
+            "UNKNOWN",
+            f"the job was ended, but {what} is not proven gone: it may exist and cost money",
+            f"list_{context.vocabulary['rental']}s()",
+        )
 
 
 def job_outcome(job: JobRecord) -> JobOutcome:
@@ -10949,8 +10964,8 @@ class AssembledRig:
     def _wanted_toolsets(self) -> Callable[[Toolset], bool]:
         try:
             choice = self.context.settings.rig_toolsets
-        except RigError:
-            choice = "default"
+        except RigError:  # tpu.env is at fault; the environment may still say what to load
+            choice = os.environ.get("RIG_TOOLSETS") or "default"
         names = {name.strip() for name in choice.split(",")}
         return lambda toolset: (
             self.every_toolset
@@ -11380,10 +11395,11 @@ async def _preflight(rig: AssembledRig) -> int:
         rows.append((need.present or bool(need.only_for), need.name, detail, need.remedy))
     room: Room | None = None
     if isinstance(context.plane, NeedyPlane):
-        rows += [
-            (need.present, need.name, need.detail, need.remedy)
-            for need in await context.plane.plane_needs()
-        ]
+        try:
+            needed = await context.plane.plane_needs()
+            rows += [(need.present, need.name, need.detail, need.remedy) for need in needed]
+        except RigError as error:
+            rows.append((False, "the provider", error.what, error.next_step))
     else:
         room = await context.plane.room(context.paths.cache)
         rows.append((True, "disk", f"{room.disk_free / 1e9:.1f} GB free", ""))

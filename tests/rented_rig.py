@@ -81,7 +81,8 @@ class RentedRigCase(unittest.IsolatedAsyncioTestCase):
         for plane in self.rig.make_plane.__mro__:  # type: ignore[attr-defined]
             if "settle_s" in vars(plane):
                 shorter = {"look_every_s": 0.1, "settle_s": self.settle_s, "gone_s": 1.0}
-                self.enterContext(mock.patch.multiple(plane, **shorter, read_back_s=1.0))
+                for name, seconds in {**shorter, "read_back_s": 1.0}.items():
+                    self.enterContext(mock.patch.object(plane, name, seconds))
         self.addCleanup(self.end_everything)
 
     def surroundings(self) -> dict[str, str]:

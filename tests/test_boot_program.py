@@ -722,7 +722,7 @@ class TestContainer(Sandbox):
 
     def test_one_that_was_killed_for_memory_is_told_so(self) -> None:
         told = self.failed_after("loading", status="exited", code=137, oom=True)
-        self.assertIn("(status 137, out of memory)", told)
+        self.assertIn("(status 137, OOMKilled)", told)
 
     def test_one_that_docker_starts_again_has_failed_with_the_words_of_its_end(self) -> None:
         told = self.failed_after("RuntimeError: libtpu", restarts=1, at=time.time() + 3600)

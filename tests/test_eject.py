@@ -27,7 +27,14 @@ class EjectTests(ForgeCopyCase):
         before = self.contents()
         ejected = self.forge("eject", RIG)
         self.assertEqual(ejected.returncode, 0, ejected.stdout)
-        for name in ("server.py", "test_server.py", "loadgen.py", "triage.py", "probe.py", "plan.py"):
+        for name in (
+            "server.py",
+            "test_server.py",
+            "loadgen.py",
+            "triage.py",
+            "probe.py",
+            "plan.py",
+        ):
             old, new = before[f"{RIG}/{name}"].decode(), self.read(f"{RIG}/{name}")
             self.assertIn("# Built from forge/", old)
             self.assertNotIn("# Built from forge/", new)

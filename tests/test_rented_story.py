@@ -308,7 +308,7 @@ class EndedStoryTests(Case):
         cases: tuple[tuple[dict[str, Any], str], ...] = (
             ({"secret": f"{secret}exist)."}, "secretmanager.versions.access"),
             ({"pull": f"{pull}unknown"}, "manifest unknown"),
-            ({"oom": True}, "out of memory"),
+            ({"oom": True}, "OOMKilled"),
         )
         for orders, words in cases:
             with self.subTest(words):
@@ -319,10 +319,9 @@ class EndedStoryTests(Case):
                     text = "".join(item.text for item in result.content if item.type == "text")
                     self.assertTrue(result.is_error, text)
                     self.assertIn(words, text)
-                    if "oom" not in orders:
-                        found = await self.answer(client, "analyze_logs")
-                        self.assertTrue(found["found"], found)
-                        self.assertIn(words, found["line"], found)
+                    found = await self.answer(client, "analyze_logs")
+                    self.assertTrue(found["found"], found)
+                    self.assertIn(words, found["line"], found)
                     status = await self.answer(client, "get_system_status")
                     self.assertNotEqual(status["state"], "ready")
                     self.assertTrue(status["cost"]["billed"], "it is billed all the same")
@@ -375,3 +374,34 @@ class TwoClientsTests(Case):
         status = await self.answer(two, "get_system_status")
         self.assertEqual((status["state"], status["cost"]["billed"]), ("stopped", False), status)
         await self.refusal(two, "query_gemma4", "NOT_FOUND", prompt="hello")
+
+
+class LeftBySearchTests(Case):
+    """A search that is ended from outside: what it cannot prove gone is not called gone."""
+
+    async def test_a_cancelled_search_whose_request_stays_is_told(self) -> None:
+        self.google.script.never = {self.zone}
+        with mock.patch.object(self.module, "_CANCEL_PATIENCE_S", 2.0):
+            async with self.in_process() as client:
+                begun = await self.answer(client, "find_tpu_vm", zones=[self.zone])
+                await self.until(lambda: self.rented().get("instances"), "nothing was asked for")
+                (name,) = self.rented()["instances"]
+                self.google.script.stubborn = {name}
+                text = await self.refusal(client, "cancel_job", "UNKNOWN", job_id=begun["job_id"])
+                self.assertIn(name, text)
+                self.assertIn("list_tpu_vm_instances()", text)
+                self.google.script.stubborn = set()
+                listing = await self.answer(client, "list_tpu_vm_instances")
+                await self.destroyed(client, listing["rentals"][0])
+                self.assertEqual(self.rented(), {})
+
+    async def test_take_down_ends_a_search_first(self) -> None:
+        self.google.script.stockout = {self.zone}
+        async with self.in_process() as client:
+            begun = await self.answer(client, "find_tpu_vm", zones=[self.zone])
+        status = await self.module.take_down(self.assembled(self.server_file.name), True)
+        self.assertEqual(status, 0)
+        async with self.in_process() as client:
+            job = await self.answer(client, "get_job", job_id=begun["job_id"])
+            self.assertEqual(job["state"], "cancelled", job)
+        self.assertEqual(self.rented(), {})

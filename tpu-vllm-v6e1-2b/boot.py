@@ -468,7 +468,7 @@ def follow(document: dict[str, Any], progress: Progress) -> None:
             until = ("--until", state["StartedAt"]) if again else ()
             words = " | ".join(clean(line, 140) for line in log_lines(name, 3, *until))
             why = "docker starts it again" if again else f"status {state['ExitCode']}"
-            why += ", out of memory" if state["OOMKilled"] else ""
+            why += ", OOMKilled" if state["OOMKilled"] else ""
             raise Failure(f"the container exited ({why}): {words}")
     raise Failure(f"not ready after {READY_MINUTES} minutes")
 

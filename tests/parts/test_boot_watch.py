@@ -54,7 +54,9 @@ def booted(upto: str, **last: Any) -> str:
     for number, phase in enumerate(BOOT_PHASES):
         lines.append(mark(phase, "begin", 10 * number, f"{phase} begins"))
         if phase == upto:
-            return "\n".join([*lines, *(mark(phase, s, 10 * number + 7, w) for s, w in last.items())])
+            return "\n".join(
+                [*lines, *(mark(phase, s, 10 * number + 7, w) for s, w in last.items())]
+            )
         lines.append(mark(phase, "done", 10 * number + 10))
     raise AssertionError(upto)
 
@@ -252,8 +254,9 @@ class Case(unittest.IsolatedAsyncioTestCase):
         return [(row.loads, row.cause) for row in LoadRecord(self.context).rows()]
 
     @contextmanager
-    def patience(self, **values: float) -> Iterator[None]:
-        with mock.patch.multiple(boot_watch, **values):
+    def patience(self, seconds: float) -> Iterator[None]:
+        """A watch gives up after so long."""
+        with mock.patch.object(boot_watch, "_WATCH_S", seconds):
             yield
 
 
@@ -362,7 +365,7 @@ class FollowedTest(Case):
 
     async def test_it_has_an_end(self) -> None:
         self.plane.machines = [machine("pending")]
-        with self.patience(_WATCH_S=0.2):
+        with self.patience(0.2):
             await self.fails("TIMEOUT")
 
     async def test_it_starts_and_changes_nothing(self) -> None:
@@ -464,7 +467,7 @@ class ProvenTest(Case):
 
     async def waits(self, pen: Recorded | None = None) -> None:
         """It goes on watching, until its time is over."""
-        with self.patience(_WATCH_S=0.3):
+        with self.patience(0.3):
             await self.fails("TIMEOUT", pen)
 
     async def test_nothing_answers_yet(self) -> None:
@@ -480,8 +483,8 @@ class ProvenTest(Case):
 
     async def test_what_stands_in_the_way_for_good_is_told(self) -> None:
         for error_class in ("EXISTS", "DENIED", "NOT_FOUND"):
-            self.plane.address = RigError(error_class, "told")  # type: ignore[arg-type]
-            await self.fails(error_class)  # type: ignore[arg-type]
+            self.plane.address = RigError(error_class, "told")
+            await self.fails(error_class)
 
     async def test_before_the_boot_is_through_nothing_stands_in_the_way(self) -> None:
         self.plane.boots = [booted("compile")]

@@ -58,7 +58,7 @@ def asked(args, named):
 
 if POINT:
     deadly(JobProgress, "update", lambda args, named: named.get("phase") == POINT)
-    deadly(Journal, "append", lambda args, named: POINT == "intent" and args[0] == "create intended")
+    deadly(Journal, "append", lambda args, named: (POINT, args[0]) == ("intent", "create intended"))
     deadly(SweepBook, "save", asked, before=True)
     deadly(SweepBook, "granted", lambda args, named: POINT == "granting", before=True)
     deadly(SweepBook, "granted", lambda args, named: POINT == "granted")

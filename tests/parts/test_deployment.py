@@ -27,8 +27,8 @@ CANARY = "hf_CANARYcanaryCANARYcanaryCANARY13"
 
 
 class ConfigTest(RentedRigCase):
-    zone, market_flag = "us-east5-b", "--provisioning-model=FLEX_START"
-    created = ("compute", "instances", "create")
+    zone = "us-east5-b"
+    created: tuple[str, ...] = ("compute", "instances", "create")
 
     async def config(self, **arguments: Any) -> dict[str, Any]:
         async with self.calling() as caller:

@@ -29,7 +29,7 @@ class NeedsCase(RentedRigCase):
         ssh.chmod(0o755)
 
     async def needs(self, project: str = PROJECT, **environment: str) -> dict[str, PlaneNeed]:
-        """Each need by its first word; with `environment`, gcloud and the libraries get that one."""
+        """Each need by its first word; `environment` is added to what gcloud and libraries get."""
         given = {**os.environ, **environment} if environment else None
         found = await google_needs(project, REGION, given)
         self.assertEqual(len(found), 4)

@@ -230,7 +230,9 @@ class Case(unittest.IsolatedAsyncioTestCase):
 class FindTest(Case):
     async def test_nothing_on_record(self) -> None:
         finding = await self.plane.find()
-        self.assertEqual((finding.instance, tuple(finding.notes), finding.silent_end), (None, (), ""))
+        self.assertEqual(
+            (finding.instance, tuple(finding.notes), finding.silent_end), (None, (), "")
+        )
         error = await self.fails("NOT_FOUND", self.plane.machine())
         self.assertEqual(error.what, "this rig has no machine")
         with self.assertRaises(RigError) as caught:
@@ -319,7 +321,7 @@ class FindTest(Case):
     async def test_the_reason_cannot_be_read(self) -> None:
         MachineBook(self.paths.state).write(RECORD)
         for fault in ("DENIED", "UNREACHABLE", "TIMEOUT"):
-            self.world.why = RigError(fault, "logging.logEntries.list")  # type: ignore[arg-type]
+            self.world.why = RigError(fault, "logging.logEntries.list")
             self.plane.machine_changed()
             finding = await self.plane.find()
             self.assertIn("does not tell why: logging.logEntries.list", finding.silent_end)
@@ -416,11 +418,11 @@ class CacheTest(Case):
     async def test_a_provider_that_cannot_be_read_is_no_answer_to_keep(self) -> None:
         self.rented()
         for error_class in ("UNREACHABLE", "AUTH", "DENIED", "UNKNOWN", "TIMEOUT"):
-            self.world.fault = RigError(error_class, "no answer")  # type: ignore[arg-type]
+            self.world.fault = RigError(error_class, "no answer")
             self.plane.machine_changed()
-            await self.fails(error_class, self.plane.find())  # type: ignore[arg-type]
-            await self.fails(error_class, self.plane.machine())  # type: ignore[arg-type]
-            await self.fails(error_class, self.plane.cost_so_far())  # type: ignore[arg-type]
+            await self.fails(error_class, self.plane.find())
+            await self.fails(error_class, self.plane.machine())
+            await self.fails(error_class, self.plane.cost_so_far())
         self.world.fault = None
         found = (await self.plane.find()).instance
         self.assertIsNotNone(found, "it stayed away after it could be read again")
@@ -540,7 +542,9 @@ class CostTest(Case):
 
 
 class EvidenceTest(Case):
-    async def test_the_log_says_where_it_is_from_and_asks_for_no_more_than_there_may_be(self) -> None:
+    async def test_the_log_says_where_it_is_from_and_asks_for_no_more_than_there_may_be(
+        self,
+    ) -> None:
         self.rented()
         for lines, sent in ((7, 7), (2000, 2000), (50_000, 2000)):
             text = await self.plane.logs(None, lines)

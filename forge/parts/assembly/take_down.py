@@ -22,8 +22,11 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
     Asks at the terminal for each, unless `agreed`. Raises RigError DENIED where it could not ask.
     """
     refused: RigError | None = None
+    searches = [job.id for job in rig.context.jobs.all() if not job.finished]
     async with Client(rig.server()) as client:
         try:
+            for job_id in searches:  # one that goes on would rent again
+                print((await _called(client, "cancel_job", job_id=job_id))["summary"])
             whole = await _each_taken_down(client, rig.context.vocabulary, agreed)
         except RigError as error:
             refused = error  # raised outside, where no task group wraps it
@@ -66,7 +69,11 @@ def _asked(question: str) -> bool:
         raise RigError(
             "DENIED", "nothing was done: there is no terminal to ask at", "YES=1 does not ask"
         )
-    return input(f"{question} [y/N] ").strip().lower().startswith("y")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 async def _called(client: Client, tool: str, **arguments: str) -> dict[str, Any]:

@@ -118,6 +118,11 @@ class HostedServing(ABC):
         self.mark_unready()
         await self.close_tunnels()
 
+    def left_by_job(self) -> str:
+        """What a search that was ended could not prove gone; empty where it left nothing."""
+        live = self._book.live()
+        return "" if live is None else f"{live.name} in {live.zone}"
+
     def machine_changed(self) -> None:
         """Whoever created or destroyed a machine says so, and the next look reads it anew."""
         self._seen = None

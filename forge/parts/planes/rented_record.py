@@ -69,6 +69,13 @@ class MachineBook:
             return MachineRecord(live.name, live.zone, live.intent, live.market)
         return None
 
+    def live(self) -> MachineRecord | None:
+        """The request of a search that may exist and that no machine came of. RigError UNKNOWN."""
+        book = SweepBook(self._sweep)
+        book.load()
+        live = book.record.live
+        return None if live is None else MachineRecord(live.name, live.zone, live.intent)
+
     def write(self, record: MachineRecord) -> None:
         """Note a machine before it is asked for, and again when it was read back."""
         write_json(self._path, asdict(record))

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import Context
 from pydantic import Field
 
+from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobRecord
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence
-from forge.parts.toolsets.toolset import Toolset, rig_tool
+from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
 _CANCEL_PATIENCE_S = 45.0  # a search proves that its request is gone: several calls of a provider
 
@@ -55,7 +56,22 @@ class JobsToolset(Toolset):
         if finding.instance is not None and finding.instance.job_id == job_id:
             if finding.instance.state == "starting" and job.state in ("cancelled", "lost"):
                 await self.context.plane.stop(finding.instance)
+        refuse_left_over(self.context, job)
         return job_outcome(job)
+
+
+def refuse_left_over(context: RigContext, job: JobRecord) -> None:
+    """Raise RigError UNKNOWN where a job that was ended could not undo what it had begun."""
+    left = getattr(context.plane, "left_by_job", None)
+    if left is None or job.state not in ("cancelled", "lost") or context.jobs.active(job.kind):
+        return
+    what = left()
+    if what:
+        raise RigError(
+            "UNKNOWN",
+            f"the job was ended, but {what} is not proven gone: it may exist and cost money",
+            f"list_{context.vocabulary['rental']}s()",
+        )
 
 
 def job_outcome(job: JobRecord) -> JobOutcome:
