@@ -5801,7 +5801,7 @@ class ReadOnlySuite(RigCase):
 # tunnel. Knows the tools that rent and no fault.
 
 RENTED_PROJECT = "fake-proj"
-HELD_TOKEN = "hf_HELDheldHELDheldHELDheldHELDheld01"  # what the project's secret holds; made up
+HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the project's secret holds; made up
 IMAGE_DIGEST_NOW = "sha256:" + "c0ffee00" * 8
 # The built server, looking more often: a fake machine boots in seconds. Its workers are the same.
 IMPATIENT = """

@@ -34,7 +34,7 @@ from forge.suites.rig_case import PATIENCE_S, RigCase, rig_under_test, spelled
 from forge.suites.witness import rig_processes
 
 RENTED_PROJECT = "fake-proj"
-HELD_TOKEN = "hf_HELDheldHELDheldHELDheldHELDheld01"  # what the project's secret holds; made up
+HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the project's secret holds; made up
 IMAGE_DIGEST_NOW = "sha256:" + "c0ffee00" * 8
 # The built server, looking more often: a fake machine boots in seconds. Its workers are the same.
 IMPATIENT = """
