@@ -377,7 +377,6 @@ class KilledTest(SearchCase):
         async with self.calling() as caller:
             text = await caller.fails("EXISTS", "find_tpu_vm")
             self.assertIn(name, text)
-            await caller.fails("EXISTS", "create_tpu_vm_instance", zone=EAST)
             status = await caller.ok("get_system_status")
             self.assertEqual(status["state"], "starting", status)
             self.assertTrue(status["cost"]["billed"], status)
@@ -392,10 +391,6 @@ class KilledTest(SearchCase):
     async def test_asked_for_and_not_yet_believed(self) -> None:
         await self.killed("asked")
         await self.assert_told("asked")
-
-    async def test_noted_by_the_search_alone(self) -> None:
-        await self.killed("granted")
-        await self.assert_told("granted")
 
     async def test_an_older_machines_record_does_not_hide_the_new_one(self) -> None:
         """The old one was taken back and is still on record; the new one only the search noted."""
