@@ -16,7 +16,7 @@ NUMBERS = [f"D{n:02}" for n in range(1, 57)] + [f"A{n:02}" for n in range(1, 51)
 
 def tests_of(module: str) -> set[str]:
     """Class.method of every test that the module's own text holds."""
-    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    path = ROOT.joinpath("tests", *module.split(".")).with_suffix(".py")
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef):

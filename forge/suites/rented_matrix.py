@@ -25,7 +25,7 @@ _TEXTS = f"{_HOSTILE}.test_the_console_the_log_and_the_model"
 _THREE_MARKS = f"{_ENDING}.test_only_what_bears_all_three_marks_is_ours"
 _UNREADABLE = f"{_ASKING}.test_lists_that_cannot_be_read_are_never_empty"
 _AT_ONCE = f"{_ASKING}.test_twelve_at_once_from_two_servers_are_one"
-_PARTS = "tests.parts"
+_PARTS = "parts"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class MatrixRow:
 
 
 def _row(what: str, *tests: str, why: str = "") -> MatrixRow:
-    forge = tuple(test for test in tests if test.startswith("tests."))
+    forge = tuple(test for test in tests if test.startswith(("test_", "parts.")))
     return MatrixRow(what, tuple(test for test in tests if test not in forge), forge, why)
 
 
@@ -236,7 +236,7 @@ THREAT_ROWS: Mapping[str, MatrixRow] = {
     "A12": _row("the token in metadata", _CANARY),
     "A13": _row("the token in arguments", _CANARY),
     "A14": _row(
-        "the token in a trace", _CANARY, "tests.test_boot_program.TestText.test_it_knows_no_shell"
+        "the token in a trace", _CANARY, "test_boot_program.TestText.test_it_knows_no_shell"
     ),
     "A15": _row("the token in the chat", _NO_SECRET_TAKEN),
     "A16": _row(
@@ -324,7 +324,7 @@ THREAT_ROWS: Mapping[str, MatrixRow] = {
     "A44": _row("docker's socket", _SENT_OUT),
     "A45": _row(
         "files that start programs",
-        "tests.test_check.ManifestRuleTests.test_server_keys_and_starts",
+        "test_check.ManifestRuleTests.test_server_keys_and_starts",
         why="they are written by the build",
     ),
     "A46": _row(
