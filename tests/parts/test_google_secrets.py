@@ -372,7 +372,7 @@ class CanaryTest(Case):
                 **os.environ,
                 **self.environment,
                 "GOOGLE_SDK_PYTHON_LOGGING_SCOPE": "google",
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             },
             timeout=120,
         )
