@@ -24,7 +24,6 @@ from mcp import Client, StdioServerParameters
 
 from forge.naming import skill_name, slug
 from tests.forge_copy import (
-    FIRST_RIG,
     RIGS,
     ROOT,
     ForgeCopyCase,

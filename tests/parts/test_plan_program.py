@@ -227,7 +227,9 @@ class TestFaults(ProgramCase):
             f"pathlib.Path({str(told)!r}).write_text(repr(sys.argv[1:]))\n"
             f"print({json.dumps(asdict(plan_answer(FITS)))!r})\n"
         )
-        await asked_plan(self.program, replace(FITS, own=OwnModel(SMALL, "bf16"), model="/models/x"))
+        await asked_plan(
+            self.program, replace(FITS, own=OwnModel(SMALL, "bf16"), model="/models/x")
+        )
         self.assertEqual(told.read_text(), "['--question']")
 
 
