@@ -24,6 +24,7 @@ from mcp import Client, StdioServerParameters
 
 from forge.naming import skill_name, slug
 from tests.forge_copy import (
+    FIRST_RIG,
     RIGS,
     ROOT,
     ForgeCopyCase,
@@ -193,13 +194,14 @@ class CloneWithoutForgeTests(ForgeCopyCase):
             self.assertEqual(text, (skills / name / "SKILL.md").read_bytes())
 
     def test_its_own_tests_pass(self) -> None:
-        """A part of them, that the target works: tests/run.py runs each whole suite with even less,
-        in a copy of the rig that lies alone."""
+        """Of all but the first rig a part: tests/run.py runs each whole suite with even less, in a
+        copy of the rig that lies alone."""
         for rig in RIGS:
             text = (self.root / rig / "test_server.py").read_text(encoding="utf-8")
             kind = "RentedCatalogueSuite" if "class RentedCatalogueSuite(" in text else ""
-            part = f"TESTS=test_server.{kind or 'CatalogueSuite'}"
-            self.assertRegex(self.make(rig, "test", part), r"(?m)^Ran \d+ tests in")
+            part = () if rig == FIRST_RIG else (f"TESTS=test_server.{kind or 'CatalogueSuite'}",)
+            least = r"\d\d+" if rig == FIRST_RIG else r"(?:[5-9]|\d\d+)"
+            self.assertRegex(self.make(rig, "test", *part), rf"(?m)^Ran {least} tests in")
 
 
 class ImportTests(unittest.TestCase):

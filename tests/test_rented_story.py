@@ -20,10 +20,9 @@ import psutil
 from mcp import Client
 
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
-from forge.suites.rented_case import IMPATIENT, FakeProvider, RentedCase
+from forge.suites.rented_case import IMPATIENT, RentedCase, rented_rig
 from forge.suites.rented_shared import RENTED_WORDS
-from forge.suites.rig_case import PATIENCE_S, RigUnderTest, use_rig
-from forge.suites.tpu_vllm_v6e1_2b import hub_id
+from forge.suites.rig_case import PATIENCE_S, use_rig
 from forge.suites.witness import rig_processes
 
 _KILLED_AT_THE_INTENT = """
@@ -43,11 +42,7 @@ RIG_FOLDER = Path(__file__).resolve().parent.parent / "tpu-vllm-v6e1-2b"
 
 
 def setUpModule() -> None:
-    use_rig(
-        RigUnderTest(
-            RIG_FOLDER, {}, make_engine=FakeProvider, make_model=hub_id, words=RENTED_WORDS
-        )
-    )
+    use_rig(rented_rig(RIG_FOLDER, {}, "google/gemma-4-E2B-it", RENTED_WORDS))
 
 
 class Case(RentedCase):

@@ -40,11 +40,11 @@ rented. Writes to temporary folders only.
 #  6007 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
 #  6129 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
 #  6202 suites / rented_case: What the suites of a rented rig stand on: a Google on loopback, its …
-#  6493 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
-#  6517 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  6655 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
-#  6905 suites / rented_tpu: What is the Cloud TPU API's own in a rented rig: queued resources, …
-#  7101 suites / tpu_vllm_v5e1_2b: The suite of tpu-vllm-v5e1-2b: `python3 -m unittest …
+#  6506 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
+#  6530 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  6668 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
+#  6918 suites / rented_tpu: What is the Cloud TPU API's own in a rented rig: queued resources, …
+#  7114 suites / tpu_vllm_v5e1_2b: The suite of tpu-vllm-v5e1-2b: `python3 -m unittest …
 
 from __future__ import annotations
 
@@ -6346,6 +6346,19 @@ class FakeProvider(FakeEngine):
             self.google.lock.release()
 
 
+def rented_rig(
+    server_folder: Path, tools: Mapping[str, str], weights: str, words: Mapping[str, str]
+) -> RigUnderTest:
+    """A rig that rents, as its suite tests it: `weights` is the Hugging Face id that it serves."""
+    return RigUnderTest(
+        server_folder,
+        tools,
+        make_engine=FakeProvider,
+        make_model=lambda _folder: Path(weights),  # in the form in which a suite holds a model
+        words=words,
+    )
+
+
 class RentedCase(RigCase):
     """A test case with a provider of its own. After each test its project is empty, no process of
     the rig is left and its state is forgotten, unless the class `keeps_running`."""
@@ -7101,23 +7114,10 @@ class UnloadableSuite(QueuedCase):
 # ── suites / tpu_vllm_v5e1_2b ─────────────────────────────────────────────────────────────────────
 
 
-def hub_id(folder: Path) -> Path:
-    """The id of what the rig serves, in the form in which a suite holds a model."""
-    del folder
-    return Path("google/gemma-4-E2B-it")
-
-
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
-    folder = Path(__file__).resolve().parent
-    rig = RigUnderTest(
-        folder,
-        TPU_TOOLS_WITH_EFFECT,
-        make_engine=FakeProvider,
-        make_model=hub_id,
-        words=TPU_WORDS,
-    )
-    use_rig(rig)
+    folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it"
+    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS))
 
 
 SUITES = (

@@ -30,7 +30,7 @@ from forge.suites.fake_google_services import FakeLogging, FakeLogin, FakeSecret
 from forge.suites.fake_google_tpu import FakeTpu
 from forge.suites.fake_google_world import GoogleScript
 from forge.suites.fake_host import FakeHost, FakeHosts
-from forge.suites.rig_case import PATIENCE_S, RigCase, rig_under_test, spelled
+from forge.suites.rig_case import PATIENCE_S, RigCase, RigUnderTest, rig_under_test, spelled
 from forge.suites.witness import rig_processes
 
 RENTED_PROJECT = "fake-proj"
@@ -172,6 +172,19 @@ class FakeProvider(FakeEngine):
             self.google.lock.acquire()
         else:
             self.google.lock.release()
+
+
+def rented_rig(
+    server_folder: Path, tools: Mapping[str, str], weights: str, words: Mapping[str, str]
+) -> RigUnderTest:
+    """A rig that rents, as its suite tests it: `weights` is the Hugging Face id that it serves."""
+    return RigUnderTest(
+        server_folder,
+        tools,
+        make_engine=FakeProvider,
+        make_model=lambda _folder: Path(weights),  # in the form in which a suite holds a model
+        words=words,
+    )
 
 
 class RentedCase(RigCase):

@@ -12,33 +12,20 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
-from forge.suites.rented_case import FakeProvider
+from forge.suites.rented_case import rented_rig
 from forge.suites.rented_shared import RentedCatalogueSuite
 from forge.suites.rented_tpu import (
     TPU_TOOLS_WITH_EFFECT,
     TPU_WORDS,
     UnloadableSuite,
 )
-from forge.suites.rig_case import RigUnderTest, use_rig
-
-
-def hub_id(folder: Path) -> Path:
-    """The id of what the rig serves, in the form in which a suite holds a model."""
-    del folder
-    return Path("google/gemma-4-E2B-it-qat-w4a16-ct")
+from forge.suites.rig_case import use_rig
 
 
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
-    folder = Path(__file__).resolve().parent
-    rig = RigUnderTest(
-        folder,
-        TPU_TOOLS_WITH_EFFECT,
-        make_engine=FakeProvider,
-        make_model=hub_id,
-        words=TPU_WORDS,
-    )
-    use_rig(rig)
+    folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it-qat-w4a16-ct"
+    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS))
 
 
 SUITES = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
-from forge.suites.rented_case import FakeProvider
+from forge.suites.rented_case import rented_rig
 from forge.suites.rented_commands import RentedCommandLineSuite
 from forge.suites.rented_endings import EndingFaultSuite
 from forge.suites.rented_faults import AskingFaultSuite
@@ -33,7 +33,7 @@ from forge.suites.rented_shared import (
     RentedSettingsSuite,
 )
 from forge.suites.rented_story import RentedStorySuite
-from forge.suites.rig_case import RigUnderTest, use_rig
+from forge.suites.rig_case import use_rig
 
 TOOLS_WITH_EFFECT = {
     "find_tpu_vm": "changes",
@@ -67,23 +67,10 @@ TOOLS_WITH_EFFECT = {
 }
 
 
-def hub_id(folder: Path) -> Path:
-    """The id of what the rig serves, in the form in which a suite holds a model."""
-    del folder
-    return Path("google/gemma-4-E2B-it")
-
-
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
-    folder = Path(__file__).resolve().parent
-    rig = RigUnderTest(
-        folder,
-        TOOLS_WITH_EFFECT,
-        make_engine=FakeProvider,
-        make_model=hub_id,
-        words=RENTED_WORDS,
-    )
-    use_rig(rig)
+    folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it"
+    use_rig(rented_rig(folder, TOOLS_WITH_EFFECT, weights, RENTED_WORDS))
 
 
 SUITES = (

@@ -48,7 +48,6 @@ from forge.parts.planes.compute_catalogue import (
 from forge.parts.planes.compute_engine import ComputeEngine
 from forge.parts.planes.compute_order import (
     ComputeEngineSettings,
-    compute_account,
     compute_order_call,
     wished_markets,
 )
@@ -60,6 +59,7 @@ from forge.parts.planes.compute_things import (
     marked_labels,
     unread_places,
 )
+from forge.parts.planes.google_settings import account_email
 from forge.parts.planes.host_plane import HostCommand, HostPlane
 from forge.parts.planes.sweep import CapacitySweep
 from forge.parts.planes.sweep_plane import SweepPlane
@@ -244,7 +244,7 @@ class SettingsTest(unittest.TestCase):
             (PROJECT, "", ""),
         ):
             settings = ComputeEngineSettings(project=project, budget_usd=1.0, service_account=given)
-            self.assertEqual(compute_account(settings), wanted)
+            self.assertEqual(account_email(settings), wanted)
 
     def test_markets_in_their_order_and_words_that_are_none(self) -> None:
         def markets(text: str, **more: Any) -> list[RentalMarket]:

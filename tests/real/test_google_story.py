@@ -19,7 +19,6 @@ from forge.suites.fake_google import gcloud_wrapper
 from forge.suites.rented_case import FakeProvider, RentedCase
 from forge.suites.rented_shared import RENTED_WORDS
 from forge.suites.rig_case import RigUnderTest, use_rig
-from forge.suites.tpu_vllm_v6e1_2b import hub_id
 
 RIG_FOLDER = Path(__file__).resolve().parents[2] / "tpu-vllm-v6e1-2b"
 GCLOUD = shutil.which("gcloud")
@@ -28,7 +27,11 @@ GCLOUD = shutil.which("gcloud")
 def setUpModule() -> None:
     use_rig(
         RigUnderTest(
-            RIG_FOLDER, {}, make_engine=RealGcloudProvider, make_model=hub_id, words=RENTED_WORDS
+            RIG_FOLDER,
+            {},
+            make_engine=RealGcloudProvider,
+            make_model=lambda _folder: Path("google/gemma-4-E2B-it"),
+            words=RENTED_WORDS,
         )
     )
 

@@ -41,7 +41,6 @@ from forge.parts.planes.compute_catalogue import (
 )
 from forge.parts.planes.compute_order import (
     ComputeEngineSettings,
-    compute_account,
     compute_cautions,
     compute_order_call,
     wished_markets,
@@ -58,6 +57,7 @@ from forge.parts.planes.compute_things import (
     operation_words,
     unread_places,
 )
+from forge.parts.planes.google_settings import account_email
 from forge.parts.planes.host_plane import HostCommand, Tunnel
 from forge.parts.planes.sweep_plane import SweepLook
 
@@ -294,7 +294,7 @@ class ComputeEngine:
         return ComputeCalls(self._gcloud(project))
 
     def _account(self) -> str:
-        return compute_account(self._settings())
+        return account_email(self._settings())
 
     def _rental(self, thing: Any) -> Rental:
         settings = self._settings()

@@ -12,21 +12,18 @@ from pydantic import Field
 
 from forge.parts.boundaries.gcloud import GcloudCall, GcloudFlag
 from forge.parts.ground.errors import RigError, invalid_parameter
-from forge.parts.planes.capacity_plane import CapacitySettings, Order, RentalMarket, listed
+from forge.parts.planes.capacity_plane import Order, RentalMarket, listed
 from forge.parts.planes.compute_things import COMPUTE_MODELS, disk_mark
+from forge.parts.planes.google_settings import NO_ADDRESS_CAUTION, GoogleSettings, account_email
 
 # A wait for capacity in seconds: at most two hours (Google's page of flex-start VMs, 2026), and not
 # less than 90 s, as recalled; a longer one than was asked for does no harm.
 _WAIT_LONGEST_S, _WAIT_SHORTEST_S = 7200, 90
 
 
-class ComputeEngineSettings(CapacitySettings):
+class ComputeEngineSettings(GoogleSettings):
     """The keys of a rig on Compute Engine."""
 
-    project: str = Field(
-        pattern=r"^(?:[a-z][a-z0-9.-]{1,60}:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$",
-        description="The Google Cloud project that pays.",
-    )
     machine_type: str = Field(
         default="ct6e-standard-1t",
         pattern=r"^[a-z][a-z0-9]{1,20}(?:-[a-z0-9]{1,20}){1,4}$",
@@ -53,40 +50,11 @@ class ComputeEngineSettings(CapacitySettings):
         pattern=r"^[a-z][a-z0-9-]{1,40}$",
         description="Type of the boot disk; v6e machines take no pd-* disks.",
     )
-    service_account: str = Field(
-        default="",
-        pattern=r"^(?:[a-z][a-z0-9-]{4,28}[a-z0-9](?:@[a-z0-9.-]{4,120})?)?$",
-        description="What the machine runs as: its e-mail, or its name in the project. Empty: as "
-        "nobody, and then it can read no secret and end itself only by a shutdown.",
-    )
-    network: str = Field(
-        default="",
-        pattern=r"^[a-z0-9-]{0,63}$",
-        description="The network; empty: the project's default.",
-    )
-    subnet: str = Field(
-        default="", pattern=r"^[a-z0-9-]{0,63}$", description="The subnet; empty: the default."
-    )
-    external_ip: bool = Field(
-        default=True,
-        description="0 gives the machine no external address: then the subnet needs Cloud NAT, or "
-        "no image can be pulled.",
-    )
     reservation: str = Field(
         default="",
         pattern=r"^[a-z0-9-]{0,63}$",
         description="The reservation to rent from, for the market 'reserved'.",
     )
-
-
-def compute_account(settings: ComputeEngineSettings) -> str:
-    """The e-mail of the service account that the machine runs as; empty for none."""
-    name = settings.service_account
-    if not name or "@" in name:
-        return name
-    # A project of a domain (example.com:name) turns round in an address.
-    domain, colon, project = settings.project.rpartition(":")
-    return f"{name}@{project}{'.' if colon else ''}{domain}.iam.gserviceaccount.com"
 
 
 def compute_cautions(settings: ComputeEngineSettings) -> tuple[str, ...]:
@@ -98,9 +66,7 @@ def compute_cautions(settings: ComputeEngineSettings) -> tuple[str, ...]:
             "no cache and delete itself not at all"
         )
     if not settings.external_ip:
-        found.append(
-            "EXTERNAL_IP is 0: without Cloud NAT in its subnet the machine can pull no image"
-        )
+        found.append(NO_ADDRESS_CAUTION)
     return tuple(found)
 
 
@@ -151,7 +117,7 @@ def compute_order_call(
         **_market_flags(order, settings),
         **_network_flags(settings),
     }
-    account = compute_account(settings)
+    account = account_email(settings)
     flags["service-account"] = account or False
     flags["scopes"] = ["cloud-platform"] if account else False
     return GcloudCall(("compute", "instances", "create"), order.name, flags)

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from forge.parts.boundaries.gcloud import GcloudCall, GcloudFlag
 from forge.parts.ground.errors import RigError
-from forge.parts.planes.capacity_plane import CapacitySettings, Order, RentalMarket, listed
+from forge.parts.planes.capacity_plane import Order, RentalMarket, listed
+from forge.parts.planes.google_settings import NO_ADDRESS_CAUTION, GoogleSettings, account_email
 from forge.parts.planes.tpu_catalogue import TPU_API_ZONES
 
 QUEUED_RESOURCES = ("compute", "tpus", "queued-resources")
@@ -25,14 +26,10 @@ ENDLESS_TPU_MARKETS: tuple[RentalMarket, ...] = ("spot", "on-demand")
 _TPU_WAIT_S = 7200  # how long a request whose order names no time may stay in its queue
 
 
-class CloudTpuSettings(CapacitySettings):
+class CloudTpuSettings(GoogleSettings):
     """The keys of a rig on the Cloud TPU API. Without MARKETS it is flex-start alone, because
     nothing else has an end."""
 
-    project: str = Field(
-        pattern=r"^(?:[a-z][a-z0-9.-]{1,60}:)?[a-z][-a-z0-9]{4,28}[a-z0-9]$",
-        description="The Google Cloud project that pays.",
-    )
     accelerator_type: str = Field(
         default="v5litepod-1",
         pattern=r"^v[0-9]{1,2}[a-z]{0,12}-[1-9][0-9]{0,3}$",
@@ -45,24 +42,6 @@ class CloudTpuSettings(CapacitySettings):
     )
     chip: str = Field(
         default="v5e", pattern=r"^[a-z0-9]{2,12}$", description="Its chip, for prices and quotas."
-    )
-    service_account: str = Field(
-        default="",
-        pattern=r"^(?:[a-z][a-z0-9-]{4,28}[a-z0-9](?:@[a-z0-9.-]{4,120})?)?$",
-        description="What the machine runs as: its e-mail, or its name in the project.",
-    )
-    network: str = Field(
-        default="",
-        pattern=r"^[a-z0-9-]{0,63}$",
-        description="The network; empty: the project's default.",
-    )
-    subnet: str = Field(
-        default="", pattern=r"^[a-z0-9-]{0,63}$", description="The subnet; empty: the default."
-    )
-    external_ip: bool = Field(
-        default=True,
-        description="0 gives the machine no external address: then the subnet needs Cloud NAT, or "
-        "no image can be pulled.",
     )
 
 
@@ -98,19 +77,14 @@ def tpu_hard_stop(settings: CloudTpuSettings) -> str:
 def tpu_account(settings: CloudTpuSettings) -> str:
     """The e-mail of the service account that the machine runs as. Raises RigError INVALID without
     one: this API would take the project's default account."""
-    name = settings.service_account
-    if not name:
+    if not settings.service_account:
         raise RigError(
             "INVALID",
             "SERVICE_ACCOUNT is empty, and the Cloud TPU API would let the machine act as the "
             "project's default account, which may do nearly everything; nothing was asked for",
             "name a service account of its own in tpu.env",
         )
-    if "@" in name:
-        return name
-    # A project of a domain (example.com:name) turns round in an address.
-    domain, colon, project = settings.project.rpartition(":")
-    return f"{name}@{project}{'.' if colon else ''}{domain}.iam.gserviceaccount.com"
+    return account_email(settings)
 
 
 def tpu_cautions(settings: CloudTpuSettings) -> tuple[str, ...]:
@@ -119,9 +93,7 @@ def tpu_cautions(settings: CloudTpuSettings) -> tuple[str, ...]:
     if not settings.service_account:
         found.append("SERVICE_ACCOUNT is empty: nothing will be asked for before it is named")
     if not settings.external_ip:
-        found.append(
-            "EXTERNAL_IP is 0: without Cloud NAT in its subnet the machine can pull no image"
-        )
+        found.append(NO_ADDRESS_CAUTION)
     return tuple(found)
 
 
