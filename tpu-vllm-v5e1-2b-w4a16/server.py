@@ -12302,7 +12302,7 @@ class LoadMatrixOutcome(Outcome):
 
 
 class LoadRecord:
-    """The rig's own trials, in a file of its state folder and, in a checkout, of its benchmarks."""
+    """The rig's own trials, a line each in a file of its state folder."""
 
     def __init__(self, context: RigContext) -> None:
         self._context = context
