@@ -111,6 +111,13 @@ def docker(world):
             print("[]")
             fail("Error response from daemon: No such image: " + called)
         print(json.dumps([{{"Id": "sha256:77", "RepoDigests": world["images"]}}]))
+    elif word == "events" and "--until" in argv:  # without an end it would go on listening
+        given = dict(zip(argv, argv[1:]))
+        (of,) = [a.partition("=")[2] for a in argv if a.startswith("container=")]
+        for at, action in world["containers"][of].get("events", []):
+            inside = given["--since"] <= stamp(at) <= given["--until"]
+            if inside and f"event={{action}}" in argv:
+                print(action)
     elif word == "run":
         make_container(world, argv)
         print("0123456789ab")
@@ -727,6 +734,19 @@ class TestContainer(Sandbox):
     def test_one_that_docker_starts_again_has_failed_with_the_words_of_its_end(self) -> None:
         told = self.failed_after("RuntimeError: libtpu", restarts=1, at=time.time() + 3600)
         self.assertIn("(docker starts it again): RuntimeError: libtpu", told)
+
+    def test_one_killed_for_memory_and_started_again_is_told_so(self) -> None:
+        """By then its state speaks of the new run, which nobody has killed."""
+        now = time.time()
+        events = [[now - 3600, "start"], [now + 60, "oom"], [now + 60, "die"]]
+        told = self.failed_after("loading", restarts=1, at=now + 3600, oom=False, events=events)
+        self.assertIn("(docker starts it again, OOMKilled): loading", told)
+
+    def test_a_kill_for_memory_before_this_boot_is_not_told(self) -> None:
+        now = time.time()
+        events = [[now - 3600, "oom"], [now + 60, "die"], [now + 7200, "oom"]]
+        told = self.failed_after("loading", restarts=1, at=now + 3600, events=events)
+        self.assertIn("(docker starts it again): loading", told)
 
     def test_one_that_dies_while_it_compiles_fails_in_that_phase(self) -> None:
         self.cloud.answers["GET /health"] = (503, "")

@@ -358,6 +358,25 @@ class DockerTest(HostCase):
         self.until(lambda: self.state()["State"]["Status"] == "exited")
         state = self.state()["State"]
         self.assertEqual((state["ExitCode"], state["OOMKilled"]), (137, True))
+        self.assertEqual(self.events(), ["oom"])
+
+    def test_a_kill_for_memory_is_remembered_when_the_next_run_is_on(self) -> None:
+        self.host.engine.script(pace_s=0.0)
+        self.docker(*RUN[1:], "--restart", "unless-stopped", *IMAGE)
+        self.assertEqual(self.events(), [])
+        self.host.script(oom=True)
+        self.until(lambda: self.state()["RestartCount"] >= 1)
+        self.host.script()
+        self.until(lambda: self.state()["State"]["Running"])
+        self.assertFalse(self.state()["State"]["OOMKilled"])
+        self.assertIn("oom", self.events())
+
+    def events(self, kind: str = "oom") -> list[str]:
+        """Those of the container, from its creation to now."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.999999999Z", time.gmtime(time.time() + 60))
+        span = ("--since", "2026-01-01T00:00:00.000000000Z", "--until", now)
+        kinds = ("--filter", "container=vllm", "--filter", f"event={kind}")
+        return self.docker("events", *span, *kinds, "--format", "{{.Action}}").stdout.splitlines()
 
     def test_images(self) -> None:
         image = "vllm/vllm-tpu:nightly"

@@ -468,9 +468,21 @@ def follow(document: dict[str, Any], progress: Progress) -> None:
             until = ("--until", state["StartedAt"]) if again else ()
             words = " | ".join(clean(line, 140) for line in log_lines(name, 3, *until))
             why = "docker starts it again" if again else f"status {state['ExitCode']}"
-            why += ", OOMKilled" if state["OOMKilled"] else ""
+            why += ", OOMKilled" if killed_for_memory(name, first["State"], state) else ""
             raise Failure(f"the container exited ({why}): {words}")
     raise Failure(f"not ready after {READY_MINUTES} minutes")
+
+
+def killed_for_memory(name: str, first: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run since the `first` was. docker's state forgets it as soon as the next one begins,
+    its events remember."""
+    span = ("--since", first["StartedAt"], "--until", now["StartedAt"])
+    events = ""
+    if first["StartedAt"] != now["StartedAt"]:
+        with suppress(Failure):  # what else is known of the end is told all the same
+            kind = ("--filter", f"container={name}", "--filter", "event=oom")
+            events = run("docker", "events", *span, *kind, "--format", "{{.Action}}")
+    return bool(now["OOMKilled"] or events)
 
 
 def log_lines(name: str, count: int, *span: str) -> list[str]:

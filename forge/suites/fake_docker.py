@@ -34,7 +34,9 @@ class FakeDockerProgram(FakeDockerKeeper):
                 "daemon running?"
             )
         words = argv[:2] if argv[:1] == ["image"] else argv[:1]
-        known = "version pull run inspect image_inspect logs start stop restart rm ps".split()
+        known = (
+            "version pull run inspect image_inspect logs events start stop restart rm ps".split()
+        )
         word = "_".join(words)
         if word not in known:
             what = f"docker: unknown command: docker {' '.join(words)}"
@@ -201,6 +203,18 @@ class FakeDockerProgram(FakeDockerKeeper):
             stamp = f"{one['time']} " if "--timestamps" in found or "-t" in found else ""
             stream = sys.stdout if one["stream"] == "stdout" else sys.stderr
             print(f"{stamp}{one['log']}", file=stream, flush=True)
+
+    def do_events(self, argv: list[str]) -> None:
+        """Those of the past, as `--until` asks for; the real one goes on listening without it."""
+        wanted = {value for word, value in zip(argv, argv[1:]) if word == "--filter"}
+        found, _rest = self.options(argv, "--since --until --format --filter", "", "events")
+        with open(self.path("events.log"), "a+", encoding="utf-8") as file:
+            file.seek(0)
+            events = [json.loads(line) for line in file]
+        for one in events:
+            known = {f"container={one['name']}", f"event={one['action']}"}
+            if found["--since"] <= one["time"] <= found["--until"] and wanted <= known:
+                print(one["action"])
 
     def do_start(self, argv: list[str]) -> None:
         _found, (name,) = self.options(argv, "", "", "start CONTAINER")

@@ -112,6 +112,8 @@ class FakeDockerKeeper:
             state = {**found["State"], "Running": False, "Pid": 0, "FinishedAt": self.now()}
             state.update(ExitCode=status if status >= 0 else 128 - status)
             state.update(OOMKilled=status == -9 and bool(self.fault("oom")))
+            for action in ("oom", "die") if state["OOMKilled"] else ("die",):
+                self.note_event(name, action)
             again = self.stored(f"{name}.wanted", "") == "running"
             again = again and self.machine_is_on()
             policy = found["HostConfig"]["RestartPolicy"]["Name"]
@@ -126,6 +128,11 @@ class FakeDockerKeeper:
             time.sleep(wait)
             wait = min(wait * 2, 60.0)
         return 0
+
+    def note_event(self, name: str, action: str) -> None:
+        """docker's own memory of what happened: it outlives the state of the container."""
+        with open(self.path("events.log"), "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": self.now(), "name": name, "action": action}) + "\n")
 
     def serve(self, name: str) -> int:
         """One life of the container: its process, its log line by line; its status."""
