@@ -18,7 +18,7 @@ demo: ## watch a real model being started, questioned and stopped through the fi
 	@$(PYTHON) $(RIG)/launch.py install
 	@$(PYTHON) $(RIG)/launch.py python -m forge.demo $(RIG)
 
-test: ## run everything: static checks, all tests, every rig's suite, one of them on every Python here
+test: ## run everything: static checks, all tests, every rig's suite, the heart of one on every Python here
 	@$(RUN)
 
 test-real: ## run the tests with real engines: builds llama.cpp and installs vLLM, once

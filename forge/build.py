@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+from forge.aws_files import aws_files
 from forge.bundle import Bundle, BundleError, bundle
 from forge.facts_docs import render_hardware, render_models
 from forge.google_files import google_files
@@ -36,7 +37,12 @@ from forge.manifests import (
 from forge.naming import slug
 from forge.parts.assembly.rig import Rig
 from forge.parts.planes.capacity_plane import CapacitySettings
-from forge.pins import requirements_of_script, script_block, server_requirements
+from forge.pins import (
+    requirements_of_script,
+    script_block,
+    server_requirements,
+    suite_requirements,
+)
 from forge.rollup import rollup_files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,7 +160,7 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
         rig = load_rig(module)
         server = _server(module, source, rig.programs)
         programs = {f"{name}.py": _program(name) for name in rig.programs}
-        suite = _suite(module)
+        suite, suite_needs = _suite(module)
     except (BundleError, ValueError) as error:
         raise BuildError(f"forge/rigs/{module}.py: {error}") from error
     stage, home = folder / rig.name, ROOT / rig.name
@@ -175,8 +181,10 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
         put("server.py", server)
         for name, text in programs.items():
             put(name, text)
-        if suite is not None:
+        if suite:
             put("test_server.py", suite)
+        if suite_needs:
+            put("requirements-test.txt", _lines(suite_needs))
     try:
         put("requirements.txt", _lines(requirements_of_script(own)))
     except ValueError as error:
@@ -190,7 +198,8 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
         else:
             problems[name] = f"{name} is not built: forge/{origin} is missing"
     try:
-        for name, text in google_files(rig, stage / "tpu.env").items():
+        settings = stage / "tpu.env"
+        for name, text in {**google_files(rig, settings), **aws_files(rig, settings)}.items():
             put(name, text)
     except (KeyError, IndexError, ValueError) as error:
         raise BuildError(f"{rig.name}/tpu.env: {error}: correct it") from error
@@ -283,15 +292,20 @@ def _server(module: str, source: Bundle, programs: Sequence[str]) -> str:
     """The text of server.py. Its head names what its programs need too: they share one Python."""
     imports = set(source.third_party)
     for name in programs:
-        imports |= set(bundle(f"forge.programs.{name}", ROOT).third_party)
+        imports.update(_program_source(name).third_party)
     head = script_block(server_requirements(imports))
     return source.render(f"{head}\n{source_line(module, 'rigs')}", contents=True)
 
 
 @functools.cache  # the same for every rig that carries it
+def _program_source(name: str) -> Bundle:
+    return bundle(f"forge.programs.{name}", ROOT)
+
+
+@functools.cache
 def _program(name: str) -> str:
     """The text of a program beside server.py, with a PEP 723 block where it needs packages."""
-    source = bundle(f"forge.programs.{name}", ROOT)
+    source = _program_source(name)
     needed = server_requirements(source.third_party)
     head = f"{script_block(needed)}\n" if needed else ""
     # A machine's start-up agent runs a program by its first line.
@@ -300,13 +314,13 @@ def _program(name: str) -> str:
     return source.render(f"{shebang}{head}{source_line(name, 'programs')}", contents=True)
 
 
-def _suite(module: str) -> str | None:
-    """The text of test_server.py; None where the rig has no suite."""
+def _suite(module: str) -> tuple[str, list[str]]:
+    """The text of test_server.py and what it needs beside; empty where the rig has no suite."""
     if not (ROOT / "forge" / "suites" / f"{module}.py").is_file():
-        return None
-    return bundle(f"forge.suites.{module}", ROOT).render(
-        source_line(module, "suites"), contents=True
-    )
+        return "", []
+    source = bundle(f"forge.suites.{module}", ROOT)
+    text = source.render(source_line(module, "suites"), contents=True)
+    return text, suite_requirements(source.third_party)
 
 
 def _write_documents(stage: Path, state: Path) -> None:

@@ -32,6 +32,7 @@ SECTIONS: tuple[str, ...] = (
     "forge.parts.runtimes",
     "forge.parts.toolsets",
     "forge.parts.assembly",
+    "forge.machine",
     "forge.programs",
     "forge.rigs",
     "forge.suites",
@@ -91,6 +92,11 @@ class _Module:
     others: tuple[_Import, ...]
     lazy: frozenset[str]
     defined: tuple[tuple[str, int], ...]
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The top-level names that it binds."""
+        return frozenset(name for name, _ in self.defined)
 
     def at(self, line: int) -> str:
         """A place in it, as file:line."""
@@ -323,7 +329,7 @@ def _check_source_import(
     if sections.index(other) > sections.index(own):
         raise BundleError(f"import against the order of sections, {own} from {other}: {place}")
     target = modules[item.module]
-    if item.name not in dict(target.defined):
+    if item.name not in target.names:
         lines = [i.line for i in target.sources + target.others if i.binds == item.name]
         how = "only imports itself (re-export)" if lines else "does not define"
         there = target.at(lines[0] if lines else 1)
@@ -475,7 +481,9 @@ def _ruff(command: str, text: str, *options: str) -> str:
 def _prove(sources: Sequence[_Module], imports: set[str], text: str) -> None:
     """Raises unless the result has every statement of the sources, in order, and no other."""
     wanted = [
-        (module.at(line), dump) for module in sources for line, dump in _statements(module.text)
+        (module.at(line), dump)
+        for module in sources
+        for line, dump in _source_statements(module.text)
     ]
     result = _statements(text)
     for (place, dump), (line, found) in zip(wanted, result, strict=False):
@@ -489,6 +497,12 @@ def _prove(sources: Sequence[_Module], imports: set[str], text: str) -> None:
     nodes = [node for node in _parse(text).body if isinstance(node, IMPORTS)]
     if {item.statement for node in nodes for item in _imports(node, "result")} != imports:
         raise BundleError("import lost or added: result:1")
+
+
+@functools.cache  # all rigs are built in one run, mostly from the same modules
+def _source_statements(text: str) -> list[tuple[int, str]]:
+    """`_statements` of one source."""
+    return _statements(text)
 
 
 def _statements(text: str) -> list[tuple[int, str]]:

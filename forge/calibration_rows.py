@@ -12,16 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from forge.parts.knowledge.cache_bytes import kv_bytes_per_token, kv_ring_bytes
 from forge.parts.knowledge.engine_profiles import cuda_overhead_bytes, engine_profile
 from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import ACCELERATORS
-from forge.parts.knowledge.memory import (
-    kv_bytes_per_token,
-    kv_ring_bytes,
-    ple_bytes,
-    step_bytes,
-    weight_bytes,
-)
+from forge.parts.knowledge.memory import ple_bytes, step_bytes, weight_bytes
 from forge.parts.knowledge.models import GEMMA4
 from forge.parts.knowledge.planner_engines import GIB_BYTES
 from forge.parts.knowledge.planner_fit import planned_model

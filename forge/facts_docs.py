@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from forge.parts.knowledge.cache_bytes import kv_bytes_per_token, kv_ring_bytes
 from forge.parts.knowledge.figures import Figure
 from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS
-from forge.parts.knowledge.memory import (
-    kv_bytes_per_token,
-    kv_ring_bytes,
-    parameter_counts,
-    ple_bytes,
-    step_bytes,
-    weight_bytes,
-)
+from forge.parts.knowledge.memory import parameter_counts, ple_bytes, step_bytes, weight_bytes
 from forge.parts.knowledge.models import GEMMA4, PublishedCheckpoint
 from forge.parts.knowledge.prices import PRICES
 
@@ -146,10 +140,10 @@ def render_models() -> str:
         "## Shapes",
         _table(("", *names), shapes),
         "## Memory",
-        "Derived from the shapes by `forge/parts/knowledge/memory.py`, whose docstrings give each"
-        " formula and its source; text model only, towers and an engine's own needs come on top."
-        " GB is 1e9 bytes, KiB 1024. `w4a16` keeps embeddings and the PLE table in bf16; `q4_0`"
-        " holds both in Q6_K.",
+        "Derived from the shapes by `memory.py` and `cache_bytes.py` in `forge/parts/knowledge`,"
+        " whose docstrings give each formula and its source; text model only, towers and an"
+        " engine's own needs come on top. GB is 1e9 bytes, KiB 1024. `w4a16` keeps embeddings and"
+        " the PLE table in bf16; `q4_0` holds both in Q6_K.",
         _table(("", *names), _memory_rows(geometries)),
         "The cache has two layouts. *Uniform*: every owning layer keeps the whole context (vLLM on"
         " TPU). *Ring*: sliding layers keep their window only (the JAX engine, llama.cpp), so a"

@@ -62,7 +62,7 @@ def first_hour_words(rig: Rig, values: dict[str, str]) -> dict[str, str]:
         "find": f"find_{plane['hardware']}",
         "list": f"list_{plane['rental']}s",
         "config": "get_vllm_deployment_config",
-        "boot_log": f"$CALL get_{plane['hardware']}_serial_log",
+        "boot_log": f"$CALL get_{plane['console']}",
         **(_compute_words(zone) if compute else _tpu_words(zone)),
     }
 

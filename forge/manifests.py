@@ -27,7 +27,17 @@ DESCRIPTION_LIMIT = 1024  # of a skill, by the Agent Skills specification
 
 # Gemini CLI keeps variables of such names from a server unless they are declared. `:-` is the
 # empty default: an undefined variable would arrive as the text `${HF_TOKEN}` otherwise.
-_DECLARED = {name: f"${{{name}:-}}" for name in ("HF_TOKEN", "RIG_READ_ONLY", "RIG_TOOLSETS")}
+_DECLARED = ("HF_TOKEN", "RIG_READ_ONLY", "RIG_TOOLSETS")
+# Logins that a user may have in the environment alone, by the key that says who pays. An empty one
+# counts as none for AWS's SDK.
+_LOGIN_KEYS = {
+    "AWS_ACCOUNT": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+}
+# And where the providers' programs and libraries look for the others. Codex passes these on too.
+_LOGIN_FILES = {
+    "AWS_ACCOUNT": ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE"),
+    "PROJECT": ("CLOUDSDK_CONFIG", "CLOUDSDK_ACTIVE_CONFIG_NAME", "GOOGLE_APPLICATION_CREDENTIALS"),
+}
 # Codex passes on nothing else: where packages, weights and state lie, beside the rig's settings.
 _CODEX_FOLDERS = tuple(
     "HF_HOME HF_HUB_CACHE HF_TOKEN RIG_PACKAGES XDG_CACHE_HOME XDG_STATE_HOME".split()
@@ -100,6 +110,15 @@ def _plugin(rig: PublishedRig) -> str:
     )
 
 
+def _declared(rig: PublishedRig) -> dict[str, str]:
+    """The variables that a client is to pass on, each with its own value or none."""
+    return {name: f"${{{name}:-}}" for name in (*_DECLARED, *_named(rig, _LOGIN_KEYS))}
+
+
+def _named(rig: PublishedRig, by_payer: Mapping[str, Sequence[str]]) -> list[str]:
+    return [name for key, names in by_payer.items() if key in rig.settings for name in names]
+
+
 def _mcp(rig: PublishedRig) -> str:
     """One file for a plugin (started anywhere, the variable is set) and for a project (it is not).
 
@@ -110,7 +129,7 @@ def _mcp(rig: PublishedRig) -> str:
         "import os, sys; root = os.environ.get('CLAUDE_PLUGIN_ROOT', '.'); "
         "os.execv(sys.executable, [sys.executable, root + '/launch.py'])"
     )
-    server = {"command": "python3", "args": ["-c", start], "env": _DECLARED}
+    server = {"command": "python3", "args": ["-c", start], "env": _declared(rig)}
     return _json({"mcpServers": {rig.slug: server}})
 
 
@@ -118,7 +137,7 @@ def _gemini(rig: PublishedRig) -> str:
     server = {
         "command": "python3",
         "args": ["${extensionPath}${/}launch.py"],
-        "env": _DECLARED,
+        "env": _declared(rig),
         "timeout": _TOOL_S * 1000,
     }
     return _json(
@@ -139,7 +158,8 @@ def _antigravity(rig: PublishedRig) -> str:
 
 def _codex(rig: PublishedRig) -> str:
     """Read by Codex in a trusted project whose folder is the rig's."""
-    passed = json.dumps(sorted({*rig.settings, *_CODEX_FOLDERS}))
+    files = _named(rig, _LOGIN_FILES)
+    passed = json.dumps(sorted({*rig.settings, *_CODEX_FOLDERS, *_declared(rig), *files}))
     return (
         f"[mcp_servers.{rig.slug}]\n"
         'command = "python3"\n'

@@ -29,8 +29,19 @@ SERVER_PINS: dict[str, str] = {
 
 # Imported by a server inside functions only, and brought by its runtime's requirements.
 RUNTIME_IMPORTS = frozenset(
-    {"gguf", "google", "huggingface_hub", "requests", "torch", "transformers"}
+    "boto3 botocore gguf google huggingface_hub requests torch transformers".split()
 )
+
+# Imported by the suites alone: a rig whose suite does has a requirements-test.txt.
+SUITE_PINS: dict[str, str] = {
+    "moto": "moto>=5.2.5,<5.3",
+    "yaml": "pyyaml>=6,<7",
+}
+
+
+def suite_requirements(imports: Iterable[str]) -> list[str]:
+    """What a suite that imports `imports` needs beyond its rig's own packages, sorted."""
+    return sorted(SUITE_PINS[name] for name in set(imports) & SUITE_PINS.keys())
 
 
 def server_requirements(imports: Iterable[str]) -> list[str]:

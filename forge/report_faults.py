@@ -11,8 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from forge.naming import RUNTIME_SLOTS
-from forge.parts.boundaries.report_store import FOREIGN_ADDRESS, REPORT_LIMIT, schema_faults
+from forge.parts.boundaries.report_store import FOREIGN_ADDRESS, REPORT_LIMIT
 from forge.parts.ground.redact import redact
+from forge.parts.ground.schema_faults import schema_faults
 from forge.parts.knowledge.hardware import HARDWARE_SLOTS
 from forge.parts.knowledge.report_checks import implied_work, refusal_of_report
 from forge.parts.knowledge.report_schema import BenchReport

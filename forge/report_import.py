@@ -7,6 +7,7 @@ what the gate finds impossible is marked, and a run that is mostly impossible is
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
@@ -16,11 +17,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forge.parts.boundaries.report_store import ReportStore, SavedReport, schema_faults
+from forge.parts.boundaries.report_store import ReportStore, SavedReport
 from forge.parts.boundaries.report_vllm import ImportFacts, without_texts
 from forge.parts.ground.errors import RigError
+from forge.parts.ground.schema_faults import schema_faults
 from forge.parts.knowledge.hardware import HARDWARE_SLOTS
-from forge.parts.knowledge.report_checks import refusal_of_report, subject_of_model
+from forge.parts.knowledge.report_checks import (
+    judged_report,
+    refusal_of_report,
+    subject_of_model,
+)
 from forge.parts.knowledge.report_schema import BenchReport, run_id_of
 from forge.report_adapters import ADAPTERS
 
@@ -88,7 +94,12 @@ def save_import(tool: str, files: Sequence[Path], facts: ImportFacts, folder: Pa
         raw = Path(scratch) / "source.jsonl"
         lines = [json.dumps(without_texts(document)) for document in documents]
         raw.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        return ReportStore([folder]).save(report, raw)
+        return asyncio.run(ReportStore([folder], judged_here).save(report, raw))
+
+
+async def judged_here(report: BenchReport) -> BenchReport:
+    """The gate as a store takes it, in this process: the forge needs no program for that."""
+    return judged_report(report)
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:

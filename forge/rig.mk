@@ -30,7 +30,9 @@ help: ## list the targets
 install: ## get the packages into your cache folder, once
 	@$(LAUNCH) install
 
+# What the tests alone need is fetched before the first of them, where there is such a thing.
 test: ## run this rig's own tests, offline (TESTS=test_server.CatalogueSuite: some of them)
+	@if [ -f requirements-test.txt ] && [ -z "$$RIG_PACKAGES" ]; then $(LAUNCH) install --for-tests; fi
 	@$(LAUNCH) python -m unittest $(TESTS)
 
 lint: ## check the Python files with ruff
@@ -72,7 +74,8 @@ skill-zip: ## pack the skill into dist/, for clients that take an upload
 preflight: ## say what is missing on this machine and how to get it
 	@$(LAUNCH) preflight
 
-# 80 waits of 50 s, the most that a tool waits, are over an hour; no start takes that long.
+# 160 waits of 50 s, the most that a tool waits, are over two hours: a machine that has to build its
+# server first may take more than one.
 # Where a machine has to be rented first, its price is shown and the user is asked (YES=1 does not).
 deploy: ## start the model and wait until it has answered for the first time
 	@wait=$$($(CALL) list | awk '/^wait_for_/ { print $$1; exit }'); \
@@ -91,7 +94,7 @@ deploy: ## start the model and wait until it has answered for the first time
 		field summary; done; \
 	case $$(field state) in done) \
 		answer=$$($(CALL) --json "$$wait" wait_s=$(WAIT_S)) || exit 1 ;; esac; \
-	while [ "$$(field state)" = starting ] && [ $$round -lt 80 ]; do \
+	while [ "$$(field state)" = starting ] && [ $$round -lt 160 ]; do \
 		round=$$((round + 1)); answer=$$($(CALL) --json "$$wait" wait_s=$(WAIT_S)) || exit 1; done; \
 	field summary; [ "$$(field state)" = ready ]
 

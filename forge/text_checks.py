@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from forge.build import shipped_files
-from forge.pins import RUNTIME_IMPORTS, SERVER_PINS
+from forge.pins import RUNTIME_IMPORTS, SERVER_PINS, SUITE_PINS
 
 # What it is -> its shape. Written so that no expression matches its own text.
 _NOBODY = r"(?!(?:you|user|somebody|ada)\b)"  # whom documents and tests speak of
@@ -83,10 +83,12 @@ def outside_faults(folder: Path, siblings: Sequence[str]) -> Iterator[str]:
 
 def import_faults(folder: Path) -> Iterator[str]:
     """Imports in a rig's Python files of what is neither standard, pinned, nor beside the file."""
-    known = sys.stdlib_module_names | SERVER_PINS.keys() | RUNTIME_IMPORTS | {"__future__"}
+    carried = sys.stdlib_module_names | SERVER_PINS.keys() | RUNTIME_IMPORTS | {"__future__"}
     for path in shipped_files(folder):
         if path.suffix != ".py":
             continue
+        # What the suite alone imports, requirements-test.txt brings.
+        known = carried | SUITE_PINS.keys() if path.name == "test_server.py" else carried
         name = path.relative_to(folder).as_posix()
         beside = {other.stem for other in path.parent.glob("*.py")}
         try:

@@ -1,6 +1,7 @@
 """Runs one unittest module and writes down what became of each test: the child of tests/run.py.
 
     python3 one_module.py MODULE RESULTS.json
+    python3 one_module.py MODULE.CLASS,MODULE.CLASS RESULTS.json
 
 The module is imported from the working folder. Needs nothing but the standard library, because it
 also runs the rigs' suites on Pythons that have a server's packages and no more.
@@ -84,10 +85,10 @@ def _last_line(err: Any) -> str:
     return " ".join(f"{place}{kind.__name__}: {error}".split())[:_REASON_LIMIT]
 
 
-def main(module: str, results: Path) -> int:
-    """Run `module`, write the records; 0 if no test failed and there was at least one."""
+def main(names: str, results: Path) -> int:
+    """Run what `names` (by comma) name, write the records; 0 if no test failed and one ran."""
     sys.path[0] = os.getcwd()  # instead of this file's folder
-    suite = unittest.defaultTestLoader.loadTestsFromName(module)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(names.split(","))
     runner = unittest.TextTestRunner(resultclass=Recorder, verbosity=2)
     result = runner.run(suite)
     assert isinstance(result, Recorder)

@@ -31,6 +31,7 @@ from forge.suites.fake_gcloud import fake_gcloud
 from forge.suites.fake_gcloud_faults import SpoiltGcloud
 from forge.suites.fake_google import FakeGoogle
 from forge.suites.witness import free_port, rig_processes
+from tests.boot_sandbox import program_text
 from tests.imaginary_case import Caller
 from tests.rig_programs import write_programs
 
@@ -75,7 +76,7 @@ class RentedRigCase(unittest.IsolatedAsyncioTestCase):
         words = {"root": str(ROOT), "module": module, "settle_s": self.settle_s}
         (self.rig_folder / "server.py").write_text(SERVER.format(**words, more=self.worker))
         write_programs(self.rig_folder)
-        (self.rig_folder / "boot.py").write_text((ROOT / "forge/programs/boot.py").read_text())
+        (self.rig_folder / "boot.py").write_text(program_text("boot"))
         self.write_settings()
         self.enterContext(mock.patch.dict(os.environ, self.surroundings(), clear=True))
         for plane in self.rig.make_plane.__mro__:  # type: ignore[attr-defined]

@@ -8,9 +8,10 @@
     python3 tests/run.py --python ARG…     Python with the packages of all of it
     python3 tests/run.py --format          bring all Python files into form
 
-Gets what it needs into the user's cache by the launcher's own functions. Two things run at a time,
-each in a process group of its own. The last line is `N passed, N failed, N skipped`, where a static
-check counts as one test. Only the standard library is used here: it runs before anything is there.
+Gets what it needs into the user's cache by the launcher's own functions. Three things run at a
+time, each in a process group of its own: most of them wait for processes for half of their time.
+The last line is `N passed, N failed, N skipped`, where a static check counts as one test. Only the
+standard library is used here: it runs before anything is there.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ STATIC = {
     "check": ("-m", "forge.check"),
 }
 NEWEST_MINOR, OLDEST_MINOR = 14, 11
-AT_A_TIME = 2
+AT_A_TIME = 3
 PATIENCE_S = 2400
 REAL_PATIENCE_S = 2400  # a first run builds llama.cpp, or installs 3.5 GB of vLLM
 REAL = "tests.real."
 # These take far longer than any other, so they begin first and nothing waits for them at the end.
 SLOW = ("tests.test_isolation",)
 FIRST_RIG = "local-pytorch-cpu-2b"
+# What meets the language, its library and its packages most: on the other Pythons that suffices,
+# since all of it runs on this one.
+ON_OTHER_PYTHONS = ("CatalogueSuite", "ServingSuite", "CommandLineSuite", "FolderSuite")
 INSTALL_AND_TELL = (
     "import sys; from pathlib import Path; from forge.launch import install; "
     "print(install([Path(path) for path in sys.argv[1:]]))"
@@ -211,8 +215,11 @@ class Runner:
         alone = Path(tempfile.mkdtemp(prefix="alone-", dir=self._scratch)) / rig.name
         shutil.copytree(rig, alone, ignore=shutil.ignore_patterns("__pycache__", "dist"))
         surroundings = self.environment(packages) | {"PYTHONPATH": str(packages)}
+        tests = "test_server"
+        if minor != sys.version_info[1]:
+            tests = ",".join(f"test_server.{suite}" for suite in ON_OTHER_PYTHONS)
         python = [self.pythons[minor]]
-        return self.module(label, python, "test_server", alone, packages, surroundings)
+        return self.module(label, python, tests, alone, packages, surroundings)
 
     def leftovers(self) -> list[Outcome]:
         """Whether all that the tests started is gone; what is not is named and ended."""
@@ -345,7 +352,7 @@ def start(
         if name in STATIC:
             jobs.append(pool.submit(runner.static_check, name))
         elif name in suites:
-            # What may differ between Pythons is the same in every rig: one of them tries them all.
+            # What may differ between Pythons is the same in every rig: one of them tries others.
             this = [sys.version_info[1]]
             for minor in list(runner.pythons) if name == FIRST_RIG else this:
                 jobs.append(pool.submit(runner.rig_suite, suites[name], minor))

@@ -80,6 +80,7 @@ class BuildTests(ForgeCopyCase):
                     "triage.py",
                     "probe.py",
                     "plan.py",
+                    "judge.py",
                     "test_server.py",
                     "requirements.txt",
                     "requirements-runtime.txt",

@@ -388,6 +388,22 @@ class Refusals(TreeCase):
             "forge/parts/ground/low.py:1",
         )
 
+    def test_machines_have_a_section_that_no_part_takes_from(self) -> None:
+        """What runs on a rented machine is for programs; a server never carries it."""
+        console = {"forge/machine/console.py": "MARK = 1\n"}
+        boot = "from forge.machine.console import MARK\n\nBOOT = MARK\n"
+        for section in ("parts/ground", "parts/assembly"):
+            file = f"forge/{section}/low.py"
+            self.refuse(
+                {**console, file: boot, "forge/rigs/demo.py": "RIG = 1\n"},
+                f"order of sections, forge.{section.replace('/', '.')} from forge.machine",
+                f"{file}:1",
+            )
+            (self.root / file).unlink()
+        made = self.bundle({**console, "forge/programs/boot.py": boot}, "forge.programs.boot")
+        self.assertEqual(made.modules, ("forge.machine.console", "forge.programs.boot"))
+        self.assertIn("# ── machine / console ─", made.render())
+
     def test_ring_names_every_edge(self) -> None:
         message = self.refuse(
             {

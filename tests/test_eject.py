@@ -34,6 +34,7 @@ class EjectTests(ForgeCopyCase):
             "triage.py",
             "probe.py",
             "plan.py",
+            "judge.py",
         ):
             old, new = before[f"{RIG}/{name}"].decode(), self.read(f"{RIG}/{name}")
             self.assertIn("# Built from forge/", old)

@@ -24,10 +24,10 @@ import psutil
 from forge.suites.fake_gcloud import fake_gcloud
 from forge.suites.fake_google import FakeGoogle
 from forge.suites.fake_host import FakeHost, FakeHosts
+from tests.boot_sandbox import program_text
 
 PROJECT, ZONE = "fake-proj", "us-east5-b"
 PATIENCE_S = 60.0
-BOOT = Path(__file__).resolve().parent.parent / "forge" / "programs" / "boot.py"
 CANARY = "hf_CanaryCanaryCanary0123456789abcdef"
 ACCOUNT = "rig@fake-proj.iam.gserviceaccount.com"
 HELLO = "#!/usr/bin/env python3\nprint('hello from the boot')\n"
@@ -496,7 +496,7 @@ class RealBootTest(HostCase):
         self.cloud.secrets.payloads["hf-token"] = [payload]
 
     def booted(self, **changes: Any) -> tuple[int, FakeHost]:
-        self.create(BOOT.read_text(), {**DOCUMENT, **changes})
+        self.create(program_text("boot"), {**DOCUMENT, **changes})
         host = self.hosts.host("rig-1")
         self.until(lambda: re.search(r"(ready done|\w+ failed) ", host.console()))
         return host.booted(), host

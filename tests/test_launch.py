@@ -368,6 +368,28 @@ class InstallTest(LaunchCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("gamma", done.stderr)
 
+    def test_what_the_tests_need_is_for_the_tests_alone(self) -> None:
+        (self.rig / "requirements-test.txt").write_text("gamma==2.0\n")
+        write_wheel(self.wheels, "gamma", "2.0")
+        self.assertEqual(self.launch("install").returncode, 0)
+        program = (
+            "import importlib.util, json, os; found = importlib.util.find_spec('gamma'); "
+            "open(os.environ['SEEN'], 'w').write(json.dumps(found is not None))"
+        )
+        self.assertEqual(self.launch("python", "-c", program).returncode, 0)
+        self.assertFalse(json.loads(self.seen.read_text()), "a plain install has it too")
+        self.assertEqual(self.launch("install", "--for-tests").returncode, 0)
+        self.assertEqual(len(self.installed()), 2)
+        self.assertEqual(self.launch("python", "-c", program).returncode, 0)
+        self.assertTrue(json.loads(self.seen.read_text()))
+        folder = self.folder_of(self.served()["alpha"])
+        self.assertFalse((folder / "gamma").exists(), "the server starts with it")
+
+    def test_for_tests_without_needs_of_their_own_is_the_plain_install(self) -> None:
+        self.assertEqual(self.launch("install").returncode, 0)
+        self.assertEqual(self.launch("install", "--for-tests").returncode, 0)
+        self.assertEqual(len(self.installed()), 1)
+
     def test_wrong_words_are_refused(self) -> None:
         done = self.launch("install", "--everything")
         self.assertEqual(done.returncode, 2)

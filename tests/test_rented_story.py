@@ -19,8 +19,9 @@ from unittest import mock
 import psutil
 from mcp import Client
 
+from forge.suites.google_case import GoogleCase, GoogleProvider
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
-from forge.suites.rented_case import IMPATIENT, RentedCase, rented_rig
+from forge.suites.rented_case import IMPATIENT, rented_rig
 from forge.suites.rented_shared import RENTED_WORDS
 from forge.suites.rig_case import PATIENCE_S, use_rig
 from forge.suites.witness import rig_processes
@@ -42,10 +43,10 @@ RIG_FOLDER = Path(__file__).resolve().parent.parent / "tpu-vllm-v6e1-2b"
 
 
 def setUpModule() -> None:
-    use_rig(rented_rig(RIG_FOLDER, {}, "google/gemma-4-E2B-it", RENTED_WORDS))
+    use_rig(rented_rig(RIG_FOLDER, {}, "google/gemma-4-E2B-it", RENTED_WORDS, GoogleProvider))
 
 
-class Case(RentedCase):
+class Case(GoogleCase):
     """Marks and ends, asked of the provider alone."""
 
     def assert_nothing_unmarked(self, where: str) -> None:

@@ -10,26 +10,27 @@ not, 2 wrong usage.
 """
 
 # Contents, by line:
-#    46 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#    92 ground / names: Closed grammars for every identifier that a tool takes. What does not …
-#   154 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#   207 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#   308 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
-#   646 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
-#   905 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
-#  1279 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
-#  1425 knowledge / planner_engines: What the planner must be told of an engine: its shares, …
-#  1524 knowledge / engine_profiles: What each engine does with memory and time on each family of …
-#  1879 knowledge / planner_memory: What a model takes of a device under an engine: weights, …
-#  2106 knowledge / planner_fit: Does a model fit on a piece of hardware under an engine, and on …
-#  2434 knowledge / planner_changes: Which single change would make a plan fit that does not: less …
-#  2496 knowledge / planner_money: What a rate per hour means per token, and when renting beats an …
-#  2552 knowledge / planner_speed: How fast a model decodes on a chip: the roofline, and the same …
-#  2666 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
-#  2828 knowledge / planner: A deployment before it is paid for: fit, speed, money, and what would …
-#  3096 knowledge / planner_refusal: The refusal of what a plan says cannot be served: the whole …
-#  3157 knowledge / planner_answers: Answers a question to the planner: looks its names up, plans, …
-#  3324 programs / plan: Works out before anything is paid for whether a Gemma 4 fits, how fast it …
+#    47 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#    93 ground / names: Closed grammars for every identifier that a tool takes. What does not …
+#   155 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#   208 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#   309 knowledge / cache_bytes: How many bytes the keys and values of a model's sequences take.
+#   367 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
+#   705 knowledge / memory: How many bytes a model's weights take, and how many of them one decode …
+#   912 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
+#  1286 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
+#  1432 knowledge / planner_engines: What the planner must be told of an engine: its shares, …
+#  1531 knowledge / engine_profiles: What each engine does with memory and time on each family of …
+#  1903 knowledge / planner_memory: What a model takes of a device under an engine: weights, …
+#  2139 knowledge / planner_fit: Does a model fit on a piece of hardware under an engine, and on …
+#  2478 knowledge / planner_changes: Which single change would make a plan fit that does not: less …
+#  2553 knowledge / planner_money: What a rate per hour means per token, and when renting beats an …
+#  2609 knowledge / planner_speed: How fast a model decodes on a chip: the roofline, and the same …
+#  2723 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
+#  2888 knowledge / planner: A deployment before it is paid for: fit, speed, money, and what would …
+#  3159 knowledge / planner_refusal: The refusal of what a plan says cannot be served: the whole …
+#  3242 knowledge / planner_answers: Answers a question to the planner: looks its names up, plans, …
+#  3409 programs / plan: Works out before anything is paid for whether a Gemma 4 fits, how fast it …
 
 from __future__ import annotations
 
@@ -303,6 +304,64 @@ class Geometry:
         """Intermediate width of that layer's dense MLP."""
         wide = self.double_wide_mlp and layer >= self.owners
         return 2 * self.intermediate if wide else self.intermediate
+
+
+# ── knowledge / cache_bytes ───────────────────────────────────────────────────────────────────────
+# How many bytes the keys and values of a model's sequences take.
+#
+# Knows shapes and layouts only: no weights, no chip, no engine's pages.
+
+# "uniform": every owning layer keeps the whole context (vLLM on TPU, transformers' plain cache).
+# "ring": sliding layers keep only their window (the JAX engine, llama.cpp's SWA cache).
+KvLayout = Literal["uniform", "ring"]
+
+
+def kv_bytes_per_token(geometry: Geometry, dtype_bytes: float, layout: KvLayout) -> float:
+    """Bytes by which one more token grows one sequence's cache, once past the window.
+
+    2 * kv heads * head width * dtype_bytes, over the owning layers; sharing layers own nothing.
+    Layers whose values come from their keys still cache both: keys are rotated, values normed.
+    "ring" counts the full-attention owners only; below the window a ring grows like "uniform".
+    Source: transformers 5.24 modeling_gemma4; E2B 18 KiB, agreeing with vLLM's 8,713 blocks of
+    128 tokens on a v6e (dev.to article, 2026-07-25, which itself says 15 KiB).
+    Raises ValueError for an unknown layout.
+    """
+    if layout not in ("uniform", "ring"):
+        raise ValueError(f"KV layout {layout!r} is not known; known: uniform, ring")
+    owners = range(geometry.owners)
+    return sum(
+        2 * geometry.kv_width(layer) * dtype_bytes
+        for layer in owners
+        if layout == "uniform" or geometry.is_full(layer)
+    )
+
+
+def kv_ring_bytes(geometry: Geometry, dtype_bytes: float) -> int:
+    """Bytes that one sequence's full sliding windows take, the fixed part of the ring layout."""
+    sliding = sum(
+        2 * geometry.kv_width(layer)
+        for layer in range(geometry.owners)
+        if not geometry.is_full(layer)
+    )
+    return math.ceil(sliding * dtype_bytes * (geometry.window or 0))
+
+
+def kv_bytes(
+    geometry: Geometry, context: int, slots: int, dtype_bytes: float, layout: KvLayout
+) -> int:
+    """Bytes of cache for `slots` sequences of `context` tokens each.
+
+    uniform: slots * context * bytes per token.
+    ring: slots * (min(context, window) * sliding owners + context * full owners).
+    Raises ValueError for a negative context, no slots or an unknown layout.
+    """
+    if context < 0 or slots < 1:
+        raise ValueError(f"context {context} and slots {slots} must be >= 0 and >= 1")
+    grown = context * kv_bytes_per_token(geometry, dtype_bytes, layout)
+    if layout == "ring" and geometry.window:
+        filled = min(context, geometry.window) / geometry.window
+        grown += filled * kv_ring_bytes(geometry, dtype_bytes)
+    return math.ceil(slots * grown)
 
 
 # ── knowledge / hardware ──────────────────────────────────────────────────────────────────────────
@@ -644,13 +703,9 @@ def accelerator_for_slot(slot: str) -> Accelerator:
 
 
 # ── knowledge / memory ────────────────────────────────────────────────────────────────────────────
-# How many bytes a model's weights, its cache and one decode step take.
+# How many bytes a model's weights take, and how many of them one decode step reads.
 #
-# Knows shapes and encodings only: no chip, no engine's overhead, no price.
-
-# "uniform": every owning layer keeps the whole context (vLLM on TPU, transformers' plain cache).
-# "ring": sliding layers keep only their window (the JAX engine, llama.cpp's SWA cache).
-KvLayout = Literal["uniform", "ring"]
+# Knows shapes and encodings only: no cache, no chip, no engine's overhead, no price.
 
 
 @dataclass(frozen=True, slots=True)
@@ -825,54 +880,6 @@ def step_bytes(geometry: Geometry, encoding: str, *, streams: int = 1) -> int:
         + store.embedding * (counts.embed if geometry.tied else counts.head)
         + store.other * counts.other
     )
-
-
-def kv_bytes_per_token(geometry: Geometry, dtype_bytes: float, layout: KvLayout) -> float:
-    """Bytes by which one more token grows one sequence's cache, once past the window.
-
-    2 * kv heads * head width * dtype_bytes, over the owning layers; sharing layers own nothing.
-    Layers whose values come from their keys still cache both: keys are rotated, values normed.
-    "ring" counts the full-attention owners only; below the window a ring grows like "uniform".
-    Source: transformers 5.24 modeling_gemma4; E2B 18 KiB, agreeing with vLLM's 8,713 blocks of
-    128 tokens on a v6e (dev.to article, 2026-07-25, which itself says 15 KiB).
-    Raises ValueError for an unknown layout.
-    """
-    if layout not in ("uniform", "ring"):
-        raise ValueError(f"KV layout {layout!r} is not known; known: uniform, ring")
-    owners = range(geometry.owners)
-    return sum(
-        2 * geometry.kv_width(layer) * dtype_bytes
-        for layer in owners
-        if layout == "uniform" or geometry.is_full(layer)
-    )
-
-
-def kv_ring_bytes(geometry: Geometry, dtype_bytes: float) -> int:
-    """Bytes that one sequence's full sliding windows take, the fixed part of the ring layout."""
-    sliding = sum(
-        2 * geometry.kv_width(layer)
-        for layer in range(geometry.owners)
-        if not geometry.is_full(layer)
-    )
-    return math.ceil(sliding * dtype_bytes * (geometry.window or 0))
-
-
-def kv_bytes(
-    geometry: Geometry, context: int, slots: int, dtype_bytes: float, layout: KvLayout
-) -> int:
-    """Bytes of cache for `slots` sequences of `context` tokens each.
-
-    uniform: slots * context * bytes per token.
-    ring: slots * (min(context, window) * sliding owners + context * full owners).
-    Raises ValueError for a negative context, no slots or an unknown layout.
-    """
-    if context < 0 or slots < 1:
-        raise ValueError(f"context {context} and slots {slots} must be >= 0 and >= 1")
-    grown = context * kv_bytes_per_token(geometry, dtype_bytes, layout)
-    if layout == "ring" and geometry.window:
-        filled = min(context, geometry.window) / geometry.window
-        grown += filled * kv_ring_bytes(geometry, dtype_bytes)
-    return math.ceil(slots * grown)
 
 
 def _weight_encoding(encoding: str) -> WeightEncoding:
@@ -1851,11 +1858,28 @@ _KNOWN_MISSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
         f" ({_DEV_REPORTS}, 2026-08-28)",
     ),
     (
+        "llamacpp",
+        ("t4", "t4g"),
+        (),
+        "nothing of llama.cpp was measured on that card, and its rate is likely lower: engines"
+        " there wait for kernels to be launched rather than for memory (3.5 GB less of weights"
+        " moved another engine by 0.0 %). What the weights leave free is the gain, not speed"
+        f" ({_DEV_REPORTS}, README, 2026-09)",
+    ),
+    (
         "vllm",
         ("v6e",),
         ("12B",),
         "the cache is known to be half of this there: about 8.7 K tokens were inferred where 18.2 K"
         f" are predicted ({_DEV_GRID}, 2026-07-25)",
+    ),
+    (
+        "vllm",
+        ("l4",),
+        (),
+        "the overhead was fitted on vLLM's first runner of the model; since 0.29 a second one is"
+        " usual, which was seen to take 0.9 GiB more for the cache of Gemma 4 on 24 GB cards, and"
+        " to run out of memory under load at a share of .94 (vllm-project/vllm#50159, 2026-07-28)",
     ),
     (
         "vllm",
@@ -1883,6 +1907,12 @@ def known_misses(runtime: str, chip: str, size: str) -> list[str]:
 
 KV_ELEMENT_BYTES: Mapping[str, float] = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "f32": 4}
 QUANTIZED_ON_LOAD = ("fp8", "int8")  # what vLLM can make of a bf16 checkpoint while loading
+# What is known of that: one trial, and a source that nobody has tried on such a card.
+ON_LOAD_TRIED = "an L4 was full at 21.61 GiB that way (dev.to, 12B Gemma 4 on Cloud Run, 2026-05)"
+ON_LOAD_SINCE = (
+    "by its source vLLM 0.32.0 quantises each layer as it is read and may need less, which nobody "
+    "is known to have tried there"
+)
 _VLLM_BASE_BLOCK = 16  # tokens of the smallest cache block on a GPU
 _TPU_SEQUENCE_BLOCKS = 512  # vLLM on a TPU cuts the longest sequence into that many blocks
 
@@ -1935,9 +1965,12 @@ def loading_extra(
 ) -> dict[str, int]:
     """Bytes that one device holds while loading, on top of the resident ones, by reason.
 
-    from_bf16: the engine builds the model in bf16 and quantises it afterwards, so that the whole
-    bf16 text stands there first: that is how 12B in fp8 filled an L4 (dev.to, 12B Gemma 4 on Cloud
-    Run, 2026). The -w4a16-ct exports carry a bf16 copy of the tied head until it is tied.
+    from_bf16: the whole bf16 text is taken to stand there before anything is quantised: an L4 was
+    full on the way from 12B's bf16 to fp8 (see ON_LOAD_TRIED). By its source vLLM 0.32.0 does
+    otherwise: built with its CPU release and fp8_per_tensor, 12B's shape holds 2.01 GB (embedding
+    and norms) before a weight is read, and 21.83 GB of matrices come one at a time and are made
+    eight-bit at once (2026-11-30). No GPU was at hand to see its peak, so the larger one counts.
+    The -w4a16-ct exports carry a bf16 copy of the tied head until it is tied.
     """
     extra: dict[str, int] = {}
     if from_bf16:
@@ -2109,8 +2142,15 @@ def cache_room(
 # Every refusal says whether it is arithmetic, that is, bytes that must be there and are not, or an
 # estimate that somebody may override. Knows no speed and no tool.
 
-_POSITIONS: Mapping[str, int] = {"E2B": 131_072, "E4B": 131_072}
+_CLASS_DEFAULT = "transformers 5.24, the class's default"
+# Tokens of one conversation by size, and who says so.
+_POSITIONS: Mapping[str, tuple[int, str]] = {
+    "E2B": (131_072, _CLASS_DEFAULT),
+    "E4B": (131_072, _CLASS_DEFAULT),
+    "12B": (131_072, "its config.json by recipes.vllm.ai, 2026; its card says up to 256 K"),
+}
 _ASYNC_BATCHES = 2  # vLLM schedules the next batch while one runs
+_MADE_FROM = ("bf16", "fp16", "f32")  # what eight-bit weights are made of while loading
 FindingKind = Literal["arithmetic", "estimate"]
 
 
@@ -2356,13 +2396,6 @@ def _arithmetic_findings(
                 "arithmetic", f"the {request.encoding} text weights alone take {_gb(need)} of {has}"
             )
         ]
-    peak = text_weights("bf16") if is_quantized_on_load(request) else 0.0
-    if peak > physical:
-        text = (
-            f"{request.encoding} is made while loading: the bf16 model is built first and takes"
-            f" {_gb(peak)} of {has}"
-        )
-        return [FitFinding("arithmetic", text)]
     # Whatever the layout, a stream keeps at least its windows and its full layers.
     slots = request.streams if verdict.profile.static_slots else 1
     shard = device_shard(geometry, devices)
@@ -2382,7 +2415,18 @@ def _estimate_findings(
     peak = resident + sum(verdict.extra.values())
     if verdict.extra and peak > verdict.visible:
         text = f"loading holds {_gb(peak)} at its peak ({_named(verdict.extra)} for a while)"
-        found.append(f"{text}, and {_gb(verdict.visible)} are there")
+        text = f"{text}, and {_gb(verdict.visible)} are there"
+        if is_quantized_on_load(request):
+            text = (
+                f"{request.encoding} is made while loading, with the bf16 model built first:"
+                f" {text}; {ON_LOAD_TRIED}; {ON_LOAD_SINCE}"
+            )
+        found.append(text)
+    if is_quantized_on_load(request) and request.model.stored not in _MADE_FROM:
+        found.append(
+            f"{request.model.name} holds {request.model.stored}, and {request.encoding} is made of"
+            " 16-bit weights alone"
+        )
     if verdict.room.streams < 1:
         found.append(
             f"of {_gb(verdict.usable)} for the engine, {_gb(resident)} of weights and"
@@ -2414,11 +2458,11 @@ def _estimate_findings(
         )
     if request.model.missing:
         found.append(request.model.missing)
-    limit = _POSITIONS.get(request.model.size, MAX_PLANNED_CONTEXT)
+    limit, source = _POSITIONS.get(request.model.size, (MAX_PLANNED_CONTEXT, _CLASS_DEFAULT))
     if request.context > limit:
         found.append(
-            f"{request.model.name} takes {limit} positions (transformers 5.24, the class's default;"
-            " the checkpoint's config.json decides)"
+            f"{request.model.name} takes {limit} positions ({source}; the checkpoint's config.json"
+            " decides)"
         )
     return [FitFinding("estimate", text) for text in found]
 
@@ -2444,8 +2488,9 @@ def fit_changes(
 ) -> list[tuple[str, FitRequest]]:
     """Single changes that make an unfit request fit, each with the request that it leads to.
 
-    The largest context, fewer streams, an eight-bit cache, another encoding, other hardware (the
-    cheapest first; price_of gives USD/h of a slot, None where unknown). Empty if none does alone.
+    The largest context, fewer streams, an eight-bit cache, another encoding (a checkpoint in it
+    where one was named and another is published), other hardware (the cheapest first; price_of
+    gives USD/h of a slot, None where unknown). Empty if none does alone.
     """
     changes: list[tuple[str, FitRequest]] = []
     context = _largest(lambda tokens: _fits(replace(request, context=tokens)), MAX_PLANNED_CONTEXT)
@@ -2458,9 +2503,10 @@ def fit_changes(
         changes.append(("kv_dtype='fp8'", replace(request, kv_dtype="fp8")))
     chip, _ = planned_hardware(request.hardware)
     for encoding in engine_profile(request.runtime, chip.chip).encodings:
-        other = replace(request, encoding=encoding)
-        if encoding != request.encoding and _fits(other):
-            changes.append((f"encoding='{encoding}'", other))
+        other = _in_encoding(request, encoding)
+        if other != request and _fits(other):
+            named = f"model='{other.model.name}'" if other.model != request.model else ""
+            changes.append((named or f"encoding='{encoding}'", other))
     own = planned_hardware(request.hardware)
     offers: dict[str, tuple[Accelerator, int]] = {}
     for slot in dict.fromkeys([*HARDWARE_SLOTS, *ACCELERATORS]):
@@ -2475,6 +2521,17 @@ def fit_changes(
         other = replace(request, hardware=slot, memory_gib=0.0, physical_gib=0.0)
         changes.append((f"hardware='{slot}' ({cost})", other))
     return changes
+
+
+def _in_encoding(request: FitRequest, encoding: str) -> FitRequest:
+    """The same model in that encoding: where a checkpoint was named, the one that is stored so, if
+    somebody publishes it; else what the engine makes of the named one."""
+    model = request.model
+    known = GEMMA4[model.size].checkpoints if model.size and model.name != model.size else ()
+    for checkpoint in known:
+        if checkpoint.exists and checkpoint.stored == encoding != model.stored:
+            return replace(request, encoding=encoding, model=planned_model(checkpoint.repo))
+    return replace(request, encoding=encoding)
 
 
 def _fits(request: FitRequest) -> bool:
@@ -2717,6 +2774,7 @@ def _aws_machine(
 
 _SKY_GCP = "SkyPilot catalogue v8, gcp (version 006059e)"
 _SKY_AWS = "SkyPilot catalogue v7, aws (version 001367d)"
+_SKY_AWS_8 = "SkyPilot catalogue v8, aws (version 00148f2)"
 _FLEX_V5E = "two public repositories quoting Google's published rate"
 _FLEX_V6E = "Google's DWS prices, quoted by dev.to, Self-Hosted Gemma 4 on TPU v6e"
 _RUN_L4 = "Cloud Run price table, as quoted in public"
@@ -2784,8 +2842,10 @@ PRICES: tuple[Price, ...] = (
     _aws_machine(
         "t4", "g4dn", "us-east-1", "spot", 0.3678, _RIGS_README, "2026-08", "average; size unstated"
     ),
-    _aws_machine("t4g", "g5g.xlarge", "us-east-1", "on-demand", 0.42, _RECALLED, _READ_ON),
+    _aws_machine("t4g", "g5g.xlarge", "us-east-1", "on-demand", 0.42, _SKY_AWS_8, "2026-11-30"),
+    _aws_machine("t4g", "g5g.xlarge", "us-west-2", "on-demand", 0.42, _SKY_AWS_8, "2026-11-30"),
     _aws_machine("t4g", "g5g.2xlarge", "us-east-1", "on-demand", 0.556, _SKY_AWS, "2026"),
+    _aws_machine("t4g", "g5g.2xlarge", "us-west-2", "on-demand", 0.556, _SKY_AWS_8, "2026-11-30"),
     _aws_machine("t4g", "g5g.2xlarge", "us-east-1", "spot", 0.31, _SKY_AWS, "2026", "0.18 to 0.31"),
     _aws_machine(
         "t4g", "g5g", "us-east-1", "spot", 0.3996, _RIGS_README, "2026-08", "average; size unstated"
@@ -3077,7 +3137,10 @@ def _assumptions(
     if not is_published(request) and not is_quantized_on_load(request):
         said.append(f"nobody publishes {request.model.name} in {request.encoding}: make it first")
     if is_quantized_on_load(request):
-        said.append(f"{request.encoding} is made from a bf16 checkpoint while loading")
+        said.append(
+            f"{request.encoding} is made from a bf16 checkpoint while loading, and counted as if"
+            f" all of that stood there first; {ON_LOAD_SINCE}"
+        )
     if verdict.devices > 1:
         said.append("traffic between devices is not counted, and weights are split evenly")
     if verdict.devices < planned_hardware(request.hardware)[1]:
@@ -3123,11 +3186,14 @@ def plan_sum(plan: DeploymentPlan) -> str:
 def _needed(plan: DeploymentPlan) -> dict[str, float]:
     """Bytes on one device by what takes them, the loading peak included."""
     verdict = plan.verdict
+    # Some engines make room at their start for all that they will ever answer at once.
+    streams = plan.request.streams if verdict.profile.static_slots else 1
+    slots = f"{streams} x " if streams > 1 else ""
     return {
         **verdict.resident,
         **{f"{name} while loading": size for name, size in verdict.extra.items()},
         "the engine": verdict.overhead,
-        f"the cache of {plan.request.context} tokens": verdict.room.stream_bytes,
+        f"the cache of {slots}{plan.request.context} tokens": verdict.room.stream_bytes * streams,
     }
 
 
@@ -3140,11 +3206,21 @@ def _fitting_words(plan: DeploymentPlan, settings: Collection[str]) -> str:
     for change, new in plan.changes:
         if new.context != request.context and "MAX_MODEL_LEN" in settings:
             words.append(f"set MAX_MODEL_LEN={new.context}")
+        elif new.context // 256 and new.context != request.context and "SLOTS" in settings:
+            words.append(f"set CONTEXT_PER_SLOT={new.context // 256 * 256}")
+        elif new.streams != request.streams and "SLOTS" in settings:
+            words.append(f"set SLOTS={new.streams}")
         elif new.kv_dtype != request.kv_dtype and "KV_CACHE_DTYPE" in settings:
             words.append(f"set KV_CACHE_DTYPE={new.kv_dtype}")
+        elif new.model != request.model:
+            words.append(f"serve model='{new.model.name}'{_stored_so(request, settings)}")
         elif new.encoding != request.encoding:
+            if "QUANTIZATION" in settings and is_quantized_on_load(new):
+                words.append(f"set QUANTIZATION={new.encoding}")
+                continue
             stored = (c.repo for c in known if c.exists and c.stored == new.encoding)
-            words += [f"serve model='{repo}'" for repo in stored][:1]
+            also = _stored_so(request, settings)
+            words += [f"serve model='{repo}'{also}" for repo in stored][:1]
         elif new.hardware != request.hardware:
             places.append(change.removeprefix("hardware="))
     if places:
@@ -3152,6 +3228,15 @@ def _fitting_words(plan: DeploymentPlan, settings: Collection[str]) -> str:
     tries = " or ".join(words or ["serve a smaller model"])
     soft = "" if plan.verdict.arithmetic else "; override=true tries it all the same"
     return f"{tries}{soft}; plan_deployment() shows more"
+
+
+def _stored_so(request: FitRequest, settings: Collection[str]) -> str:
+    """What else has to be set for weights that are served as they are stored."""
+    return (
+        " and leave QUANTIZATION empty"
+        if "QUANTIZATION" in settings and is_quantized_on_load(request)
+        else ""
+    )
 
 
 # ── knowledge / planner_answers ───────────────────────────────────────────────────────────────────

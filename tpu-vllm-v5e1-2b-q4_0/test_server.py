@@ -10,39 +10,41 @@ What this rig shares with tpu-vllm-v5e1-2b to the letter, that rig's suite tests
 """
 
 # Contents, by line:
-#    90 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
-#   262 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
-#   513 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
-#   823 suites / fake_gcloud_wire: How the stand-in for gcloud reads its arguments, asks the fake …
-#  1175 suites / fake_gcloud_machine: The body of an insert of Compute Engine, field by field as …
-#  1328 suites / fake_gcloud_compute: Compute Engine's commands of the stand-in for gcloud, as …
-#  1531 suites / fake_gcloud_tpu: Cloud TPU's commands of the stand-in for gcloud, as gcloud 528 …
-#  1692 suites / fake_google_world: What all services of the fake Google share: a clock that a …
-#  1857 suites / fake_google_places: What Compute Engine's zones, regions and images look like, …
-#  1984 suites / fake_google_compute: Compute Engine of the fake Google: instances with their …
-#  2344 suites / fake_google_services: The small services of the fake Google: Secret Manager, …
-#  2592 suites / fake_google_tpu: Cloud TPU of the fake Google: nodes, queued resources, …
-#  2931 suites / fake_google: A Google Cloud on loopback for the real gcloud: one server, one …
-#  3269 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
-#  3390 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
-#  3535 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
-#  3791 suites / program_source: The text of a class, for a program of its own that carries it. …
-#  3801 suites / fake_gcloud: A fast stand-in for gcloud: the commands that rigs use, against the …
-#  4076 suites / fake_host_programs: The programs around a fake machine, written into folders for …
-#  4345 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
-#  4471 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
-#  4504 suites / fake_host: Machines of the fake Google that really run: a sandbox, a metadata …
-#  4865 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
-#  5202 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
-#  5319 suites / bad_input: The attack corpus over every tool and every parameter of the live …
-#  5532 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
-#  5621 suites / leaving: How the server goes: at once, with the right status, no attached child …
-#  5745 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
-#  5818 suites / rented_case: What the suites of a rented rig stand on: a Google on loopback, its …
-#  6122 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  6260 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
-#  6510 suites / rented_tpu: What is the Cloud TPU API's own in a rented rig: queued resources, …
-#  6706 suites / tpu_vllm_v5e1_2b_q4_0: The suite of tpu-vllm-v5e1-2b-q4_0: `python3 -m unittest …
+#    92 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
+#   265 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
+#   539 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
+#   849 suites / fake_gcloud_wire: How the stand-in for gcloud reads its arguments, asks the fake …
+#  1201 suites / fake_gcloud_machine: The body of an insert of Compute Engine, field by field as …
+#  1354 suites / fake_gcloud_compute: Compute Engine's commands of the stand-in for gcloud, as …
+#  1557 suites / fake_gcloud_tpu: Cloud TPU's commands of the stand-in for gcloud, as gcloud 528 …
+#  1718 suites / fake_google_world: What all services of the fake Google share: a clock that a …
+#  1883 suites / fake_google_places: What Compute Engine's zones, regions and images look like, …
+#  2010 suites / fake_google_compute: Compute Engine of the fake Google: instances with their …
+#  2370 suites / fake_google_services: The small services of the fake Google: Secret Manager, …
+#  2618 suites / fake_google_tpu: Cloud TPU of the fake Google: nodes, queued resources, …
+#  2957 suites / fake_google: A Google Cloud on loopback for the real gcloud: one server, one …
+#  3295 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
+#  3416 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
+#  3561 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
+#  3817 suites / program_source: The text of a class, for a program of its own that carries it. …
+#  3827 suites / fake_gcloud: A fast stand-in for gcloud: the commands that rigs use, against the …
+#  4102 suites / fake_host_programs: The programs around a fake machine, written into folders for …
+#  4408 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
+#  4534 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
+#  4567 suites / fake_host_sandbox: A fake machine's folder on this computer: its /, its programs, …
+#  4692 suites / fake_host: Machines of the fake Google that really run: a sandbox, a metadata …
+#  4983 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
+#  5320 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
+#  5437 suites / bad_input: The attack corpus over every tool and every parameter of the live …
+#  5650 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
+#  5739 suites / leaving: How the server goes: at once, with the right status, no attached child …
+#  5863 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
+#  5936 suites / rented_case: What the suites of every rented rig stand on, whoever rents out its …
+#  6220 suites / google_case: Google as the provider of a rented rig's suite: on loopback, with a …
+#  6348 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  6486 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
+#  6761 suites / rented_tpu: What is the Cloud TPU API's own in a rented rig: queued resources, …
+#  6957 suites / tpu_vllm_v5e1_2b_q4_0: The suite of tpu-vllm-v5e1-2b-q4_0: `python3 -m unittest …
 
 from __future__ import annotations
 
@@ -218,7 +220,8 @@ class FakeDockerKeeper:
         given = dict(one.split("=", 1) for one in found["Config"]["Env"])
         own = {"PATH": "/usr/bin:/bin", "HOSTNAME": found["Id"][:12]}
         own.update(FAKE_PORT=(ports or ["0"])[0], FAKE_MACHINE=os.environ["FAKE_MACHINE"])
-        argv = [sys.executable, "-S", self.path("vllm.py"), *found["Config"]["Cmd"][1:]]
+        words = [*(found["Config"]["Entrypoint"] or []), *found["Config"]["Cmd"]]
+        argv = [sys.executable, "-S", self.path("vllm.py"), *words[1:]]
         child = subprocess.Popen(
             argv,
             env={**given, **own},
@@ -288,8 +291,8 @@ class FakeDockerProgram(FakeDockerKeeper):
             )
         words = argv[:2] if argv[:1] == ["image"] else argv[:1]
         known = (
-            "version pull run inspect image_inspect logs events start stop restart rm ps".split()
-        )
+            "version info pull run inspect image_inspect logs events start stop restart rm ps"
+        ).split()
         word = "_".join(words)
         if word not in known:
             what = f"docker: unknown command: docker {' '.join(words)}"
@@ -319,6 +322,17 @@ class FakeDockerProgram(FakeDockerKeeper):
     def do_version(self, argv: list[str]) -> None:
         found, _rest = self.options(argv, "--format", "", "version [OPTIONS]")
         print("27.5.1" if "--format" in found else "Server: Docker Engine\n Version: 27.5.1")
+
+    def do_info(self, argv: list[str]) -> None:
+        """`--format '{{json .Runtimes}}'`: with NVIDIA's where the machine has it."""
+        found, _rest = self.options(argv, "--format -f", "", "info [OPTIONS]")
+        runtimes = ["io.containerd.runc.v2", "runc", *(["nvidia"] if self.fault("nvidia") else [])]
+        path = {"nvidia": "nvidia-container-runtime"}
+        told = {name: {"path": path.get(name, "runc")} for name in sorted(runtimes)}
+        if found.get("--format", found.get("-f")) == "{{json .Runtimes}}":
+            print(json.dumps(told))
+        else:
+            print(f"Server:\n Runtimes: {' '.join(told)}\n Default Runtime: runc")
 
     def do_pull(self, argv: list[str]) -> None:
         _found, (image,) = self.options(argv, "--platform", "--quiet", "pull NAME")
@@ -389,6 +403,7 @@ class FakeDockerProgram(FakeDockerKeeper):
         if self.fault("run"):
             raise self.not_run(str(self.fault("run")))
         policy = options.get("--restart", ["no"])[0].partition(":")[0]
+        own = ["vllm", "serve"] if "/vllm-openai" in image else None
         found = {
             "Id": os.urandom(32).hex(),
             "Name": f"/{name}",
@@ -396,6 +411,7 @@ class FakeDockerProgram(FakeDockerKeeper):
             "RestartCount": 0,
             "Config": {
                 "Image": image,
+                "Entrypoint": options.get("--entrypoint", own),
                 "Cmd": command,
                 "Env": [f"{key}={value}" for key, value in environment.items()],
             },
@@ -408,6 +424,16 @@ class FakeDockerProgram(FakeDockerKeeper):
             "State": {"Status": "created", "Running": False, "OOMKilled": False, "ExitCode": 0},
         }
         self.store(f"{name}.json", found)
+        if "--gpus" in options and not self.fault("nvidia"):
+            raise self.not_run('could not select device driver "" with capabilities: [[gpu]]')
+        if "--gpus" in options and self.fault("driver"):
+            raise self.not_run(
+                "failed to create task for container: failed to create shim task: OCI runtime "
+                "create failed: runc create failed: unable to start container process: error "
+                "during container init: error running prestart hook #0: exit status 1, stdout: , "
+                "stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: initialization "
+                "error: nvml error: driver not loaded"
+            )
         self.begin(name)
         print(found["Id"])
 
@@ -459,7 +485,7 @@ class FakeDockerProgram(FakeDockerKeeper):
 
     def do_events(self, argv: list[str]) -> None:
         """Those of the past, as `--until` asks for; the real one goes on listening without it."""
-        wanted = {value for word, value in zip(argv, argv[1:]) if word == "--filter"}
+        wanted = {value for word, value in zip(argv, argv[1:], strict=False) if word == "--filter"}
         found, _rest = self.options(argv, "--since --until --format --filter", "", "events")
         with open(self.path("events.log"), "a+", encoding="utf-8") as file:
             file.seek(0)
@@ -4124,9 +4150,26 @@ _SCP = """#!/bin/sh
 echo "scp: this test's machines take no files" >&2
 exit 1
 """
-# vLLM on a TPU, as far as a boot listens to it: the arguments that such a container has, and lines
-# with the words of tpu-inference. The port of its own is the one that docker publishes.
-_TPU_MAIN = r"""
+# What vLLM's log says of a start, as far as a boot listens to it, in the words of tpu-inference and
+# of vLLM 0.32 on CUDA.
+TPU_ENGINE_WORDS = {
+    "loading": ("Loading model with MODEL_IMPL_TYPE=auto", "Downloading weights from HF {model}"),
+    "compiling": ("Precompile all the subgraphs with possible input shapes.",),
+}
+CUDA_ENGINE_WORDS = {
+    "loading": ("Using FLASH_ATTN backend.", "Loading model from scratch..."),
+    "compiling": (
+        "Model loading took 9.62 GiB memory and 41.20 seconds",
+        "Starting torch.compile.",
+        "Available KV cache memory: 8.31 GiB",
+        "Graph capturing finished in 9 secs, took 0.43 GiB",
+    ),
+}
+# vLLM as such a container starts it. The port of its own is the one that docker publishes.
+_ENGINE_MAIN = r"""
+WORDS = __WORDS__
+
+
 def main():
     global MODEL
     arguments = sys.argv[1:]
@@ -4139,14 +4182,15 @@ def main():
     note("starts.jsonl", {"argv": arguments, "pid": os.getpid(), "environment": given})
     script = control()
     told("Initializing a V1 LLM engine (v0.32.0) with config: model=" + repr(arguments[1]))
-    told("Loading model with MODEL_IMPL_TYPE=auto")
-    told("Downloading weights from HF " + arguments[1])
+    for line in WORDS["loading"]:
+        told(line.replace("{model}", arguments[1]))
     if script.get("log"):
         print(script["log"], file=sys.stderr, flush=True)
     time.sleep(script.get("load_s", 0))
     if script.get("crash"):
         raise RuntimeError(script["crash"])
-    told("Precompile all the subgraphs with possible input shapes.")
+    for line in WORDS["compiling"]:
+        told(line)
     time.sleep(script.get("compile_s", 0))
     while script.get("never_listens"):
         time.sleep(1)
@@ -4292,7 +4336,7 @@ def write_client_programs(folder: Path, port: int) -> Path:
     journal = folder / "ssh.jsonl"
     journal.touch()
     parts = [FakeSshRefused, FakeSshProgram]
-    _write_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
+    write_fake_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
     for name, text in (("scp", _SCP), ("ssh-keygen", _KEYGEN)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -4312,31 +4356,50 @@ def write_machine_programs(
     journal.touch()
     end = _MACHINE_END.format(place=str(place), root=str(root), port=port, alias=alias)
     for name in ("sudo", "shutdown", "apt-get", "gcloud", "systemctl"):
-        _write_program(folder / name, journal, [FakeMachineProgram], end)
-    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
-    end = _DOCKER_END.format(place=str(place), root=str(root))
-    _write_program(folder / "docker" if docker else place / "docker.spare", journal, parts, end)
-    python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    # Nothing else of this computer, or a real docker would be found where none should be.
-    for name in ("sh", "env", "cat", "sleep", "true", "uname"):
-        found = shutil.which(name)
-        if found and not (folder / name).exists():
-            (folder / name).symlink_to(found)
+        write_fake_program(folder / name, journal, [FakeMachineProgram], end)
+    write_docker_program(folder / "docker" if docker else place / "docker.spare", place, root)
+    write_computer_programs(folder, ("sh", "env", "cat", "sleep", "true", "uname"))
     return journal
 
 
-def write_fake_engine(place: Path, folder: Path) -> FakeVllm:
-    """The server that every container runs, into docker's `place`; its script lies in `folder`."""
+def write_docker_program(path: Path, place: Path, root: Path) -> None:
+    """docker as `path`, with its folder `place` and the machine's / in `root`."""
+    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
+    end = _DOCKER_END.format(place=str(place), root=str(root))
+    write_fake_program(path, place / "programs.jsonl", parts, end)
+
+
+def write_computer_programs(folder: Path, names: Sequence[str]) -> None:
+    """Python and this computer's own programs of these names, in `folder`.
+
+    Nothing else of this computer, or a real docker would be found where none should be.
+    """
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for name in names:
+        found = shutil.which(name)
+        if found and not (folder / name).exists():
+            (folder / name).symlink_to(found)
+
+
+def write_fake_engine(
+    place: Path, folder: Path, words: Mapping[str, Sequence[str]] = TPU_ENGINE_WORDS
+) -> FakeVllm:
+    """The server that every container runs, into docker's `place`; its script lies in `folder`.
+
+    `words` are the lines of its log while it is `loading` and while it is `compiling`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     engine = FakeVllm(folder)
     source = engine.program()
-    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + _TPU_MAIN)
+    main = _ENGINE_MAIN.replace("__WORDS__", repr(dict(words)))
+    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + main)
     return engine
 
 
-def _write_program(path: Path, journal: Path, classes: list[type], end: str) -> None:
+def write_fake_program(path: Path, journal: Path, classes: Sequence[type], end: str) -> None:
+    """A program of these classes, which ends with the lines `end`; it notes its arguments first."""
     head = _PROGRAM_HEAD.format(python=sys.executable, journal=str(journal))
     path.write_text("\n\n".join([head, *(program_source(one) for one in classes), end]))
     path.chmod(0o755)
@@ -4501,6 +4564,131 @@ def rig_processes(state: Path, role: str = "") -> list[int]:
     return found
 
 
+# ── suites / fake_host_sandbox ────────────────────────────────────────────────────────────────────
+# A fake machine's folder on this computer: its /, its programs, its docker, and all it runs.
+#
+# Every process of a machine carries a mark and ends with it. Knows no cloud, and not how it boots.
+
+
+class FakeSandbox:
+    """One machine's folder. `root` is its /, `place` docker's folder, `bin` all of its PATH.
+
+    `engine` is the scripted vLLM that its containers run, `journal` where each program notes its
+    argument list, `port` this computer's for the port that the machine's model is served on.
+    """
+
+    journal: Path
+
+    def __init__(self, folder: Path, words: Mapping[str, Sequence[str]] = TPU_ENGINE_WORDS) -> None:
+        """`words` are what its engine's log says, as `write_fake_engine` has them."""
+        self.folder = folder
+        self.root, self.place, self.bin = folder / "root", folder / "docker", folder / "bin"
+        for path in ("dev", "var/lib/gemma4", "run", "root"):
+            (self.root / path).mkdir(parents=True, exist_ok=True)
+        self.place.mkdir()
+        (self.root / "dev" / "console").touch()
+        self.orders: dict[str, Any] = {}
+        self.engine = write_fake_engine(self.place, folder / "engine", words)
+        self.port = free_port()
+        self._seen = 0  # characters of the console that were passed on
+
+    def obey(self, orders: dict[str, Any], told: dict[str, Any]) -> None:
+        """From now on these are its faults; `told` is what its programs read of them."""
+        self.orders = orders
+        fresh = self.folder / "control.new"
+        fresh.write_text(json.dumps(told))
+        fresh.replace(self.place / "control.json")
+
+    def environment(self) -> dict[str, str]:
+        """What every process on the machine has in its environment."""
+        return {
+            "PATH": str(self.bin),
+            "LANG": "C.UTF-8",
+            "GEMMA4_ROOT": str(self.root),
+            "FAKE_MACHINE": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Runs a program on the machine."""
+        return subprocess.run(
+            [str(self.bin / argv[0]), *argv[1:]],
+            env=self.environment(),
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def begin(self, program: Path) -> subprocess.Popen[bytes]:
+        """Starts one of its scripts as root does; both of its streams in one."""
+        return subprocess.Popen(
+            [str(program)],
+            env={**self.environment(), "HOME": str(self.root / "root")},
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def switch_on(self) -> None:
+        """Its services and its containers begin, as far as they are meant to."""
+        (self.place / "on").write_text(str(os.getpid()))
+        for enabled in self.place.glob("*.enabled"):
+            self.run("systemctl", "start", enabled.stem)
+        for wanted in self.place.glob("*.wanted"):
+            if "running" in wanted.read_text():
+                self.run("docker", "start", wanted.stem)
+
+    def switch_off(self) -> None:
+        """Every process of it ends, its disk stays."""
+        (self.place / "on").unlink(missing_ok=True)
+        end_marked("FAKE_MACHINE", str(self.folder))
+        end_marked("GEMMA4_ROOT", str(self.root))  # of tools that get no more than they need
+        for unit in self.place.glob("*.on"):
+            unit.unlink()
+        for container in self.place.glob("*.wanted"):
+            path = self.place / f"{container.stem}.json"
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads(path.read_text())
+                found["State"].update(Status="exited", Running=False, Pid=0, ExitCode=137)
+                path.write_text(json.dumps(found))
+
+    def fresh_console(self) -> str:
+        """What was written to /dev/console since the last time."""
+        text = (self.root / "dev" / "console").read_text(errors="replace")
+        fresh, self._seen = text[self._seen :], max(self._seen, len(text))
+        return fresh
+
+    # -- what a test looks at
+
+    def container(self, name: str = "vllm") -> dict[str, Any]:
+        """The container as docker knows it; empty where there is none."""
+        try:
+            return dict(json.loads((self.place / f"{name}.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def programs(self) -> list[list[str]]:
+        """The argument lists of every program that was run on it, oldest first."""
+        lines = self.journal.read_text().splitlines()
+        called = [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
+        return [words for words in called if "--keep" not in words]  # those keep others going
+
+
+def write_startable(path: Path, text: bytes) -> Path:
+    """Writes a program that is started at once, and returns its path.
+
+    By a process of its own: what another thread starts in that moment would inherit the open file,
+    and the kernel refuses to run what somebody may still write to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["/bin/sh", "-c", 'cat >"$0"', str(path)], input=text, check=True)
+    path.chmod(0o700)
+    return path
+
+
 # ── suites / fake_host ────────────────────────────────────────────────────────────────────────────
 # Machines of the fake Google that really run: a sandbox, a metadata server, a boot, a container.
 #
@@ -4508,9 +4696,7 @@ def rig_processes(state: Path, role: str = "") -> list[int]:
 # folder,
 # with stand-ins for docker, systemctl and shutdown before everything else on PATH. What it writes
 # to
-# its console is what the provider shows. Knows no rig and no boot program. All processes of a
-# machine
-# carry a mark and end with it.
+# its console is what the provider shows. Knows no rig and no boot program.
 
 SERVED_PORT = 8000  # on the machine's loopback, as a document has it
 MACHINE_TOKEN = "ya29.made-up-for-a-fake-machine"
@@ -4526,8 +4712,8 @@ _NO_NETWORK = (
 )
 
 
-class FakeHost:
-    """One machine. `root` is its /, `engine` the scripted vLLM that its containers run.
+class FakeHost(FakeSandbox):
+    """One machine.
 
     `script` replaces its faults, all at once: `pull`, `run`, `daemon`, `apt`, `sudo`, `systemd`,
     `bucket` (each the words of the program that fails), `pull_s` (seconds), `oom` (its container is
@@ -4536,33 +4722,22 @@ class FakeHost:
     """
 
     def __init__(self, hosts: FakeHosts, alias: str, name: str, folder: Path) -> None:
-        self.hosts, self.alias, self.name, self.folder = hosts, alias, name, folder
-        self.root, self.place = folder / "root", folder / "docker"
-        for path in ("dev", "var/lib/gemma4", "run", "root"):
-            (self.root / path).mkdir(parents=True, exist_ok=True)
-        self.place.mkdir()
-        (self.root / "dev" / "console").touch()
-        self.orders: dict[str, Any] = {}
-        self.engine = write_fake_engine(self.place, folder / "engine")
-        self.port = free_port()  # the machine's 8000 on this computer
-        self._seen = 0  # characters of the console that the provider has
+        super().__init__(folder)
+        self.hosts, self.alias, self.name = hosts, alias, name
         self._boot: subprocess.Popen[bytes] | None = None
         self._server: HostServer = serve_metadata(self.metadata, self.google)
         docker = hosts.orders.get("docker", True)
         port = hosts.control_port
         self.journal = write_machine_programs(
-            folder / "bin", self.place, self.root, port, alias, docker=docker
+            self.bin, self.place, self.root, port, alias, docker=docker
         )
         self.script(**hosts.orders)
 
     def script(self, **orders: Any) -> None:
-        self.orders = orders
         told = dict(orders)
         if orders.get("network") is False:
             told["pull"] = _NO_NETWORK
-        fresh = self.folder / "control.new"
-        fresh.write_text(json.dumps(told))
-        fresh.replace(self.place / "control.json")
+        self.obey(orders, told)
 
     # -- what it is to the provider
 
@@ -4587,45 +4762,23 @@ class FakeHost:
         return text
 
     def environment(self) -> dict[str, str]:
-        """What every process on the machine has in its environment."""
         return {
-            "PATH": str(self.folder / "bin"),
-            "LANG": "C.UTF-8",
-            "GEMMA4_ROOT": str(self.root),
+            **super().environment(),
             "GEMMA4_MINUTE_S": str(self.hosts.minute_s),
             "GCE_METADATA_HOST": f"127.0.0.1:{self._server.port}",
             "GEMMA4_SECRETS_URL": f"http://127.0.0.1:{self._server.port}",
-            "FAKE_MACHINE": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     # -- its life
 
     def start(self) -> None:
         """Switches it on: its services, its containers and its start-up script begin."""
-        (self.place / "on").write_text(str(os.getpid()))
-        for enabled in self.place.glob("*.enabled"):
-            (self.place / f"{enabled.stem}.on").unlink(missing_ok=True)
-            self.run("systemctl", "start", enabled.stem)
-        for wanted in self.place.glob("*.wanted"):
-            if "running" in wanted.read_text():
-                self.run("docker", "start", wanted.stem)
+        self.switch_on()
         script = self.attributes().get("startup-script", "")
         if not script:
             return
-        program = self.folder / "startup-script"
-        program.write_text(script)
-        program.chmod(0o755)
-        environment = {**self.environment(), "HOME": str(self.root / "root")}
-        self._boot = subprocess.Popen(
-            [str(program)],
-            env=environment,
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        program = write_startable(self.folder / "startup-script", script.encode())
+        self._boot = self.begin(program)
         threading.Thread(target=self._tell_console, args=(self._boot,), daemon=True).start()
 
     def _tell_console(self, boot: subprocess.Popen[bytes]) -> None:
@@ -4644,9 +4797,8 @@ class FakeHost:
 
     def tell(self) -> None:
         """Passes on what was written to /dev/console since the last time."""
-        text = (self.root / "dev" / "console").read_text(errors="replace")
-        if len(text) > self._seen:
-            fresh, self._seen = text[self._seen :], len(text)
+        fresh = self.fresh_console()
+        if fresh:
             self._to_provider(fresh.replace("\n", "\r\n"))
 
     def boot(self, patience_s: float = 120.0) -> int:
@@ -4661,33 +4813,12 @@ class FakeHost:
         self.tell()
         return status
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Runs a program on the machine."""
-        program = self.folder / "bin" / argv[0]
-        return subprocess.run(
-            [str(program), *argv[1:]],
-            env=self.environment(),
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
     def stop(self) -> None:
         """Switches it off: every process of it ends, its disk stays."""
         self.tell()
-        (self.place / "on").unlink(missing_ok=True)
-        end_marked("FAKE_MACHINE", str(self.folder))
+        self.switch_off()
         if self._boot is not None:
             self._boot.wait()
-        for container in self.place.glob("*.wanted"):
-            self._switched_off(self.place / f"{container.stem}.json")
-
-    def _switched_off(self, path: Path) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text())
-            found["State"].update(Status="exited", Running=False, Pid=0, ExitCode=137)
-            path.write_text(json.dumps(found))
 
     def reboot(self) -> int:
         """Off and on again; the status of the start-up script's second run."""
@@ -4703,19 +4834,6 @@ class FakeHost:
     def console(self) -> str:
         """What its first serial port has shown."""
         return str(self.machine().get("_serial", ""))
-
-    def container(self, name: str = "vllm") -> dict[str, Any]:
-        """The container as docker knows it; empty where there is none."""
-        try:
-            return dict(json.loads((self.place / f"{name}.json").read_text()))
-        except FileNotFoundError:
-            return {}
-
-    def programs(self) -> list[list[str]]:
-        """The argument lists of every program that was run on it, oldest first."""
-        lines = self.journal.read_text().splitlines()
-        called = [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
-        return [words for words in called if "--keep" not in words]  # those keep others going
 
     # -- requests to its metadata server, and its own ones to Google
 
@@ -5816,13 +5934,13 @@ class ReadOnlySuite(RigCase):
 
 
 # ── suites / rented_case ──────────────────────────────────────────────────────────────────────────
-# What the suites of a rented rig stand on: a Google on loopback, its machines, a stand-in gcloud.
+# What the suites of every rented rig stand on, whoever rents out its machines.
 #
-# A test case with all that, in which machines really boot and a scripted vLLM is served behind a
-# tunnel. Knows the tools that rent and no fault.
+# A provider on loopback whose machines really boot and serve a scripted model behind a tunnel, and
+# a
+# test case with the acts of renting. Knows no provider: the modules beside it bring one.
 
-RENTED_PROJECT = "fake-proj"
-HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the project's secret holds; made up
+HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the secret of the account holds; made up
 IMAGE_DIGEST_NOW = "sha256:" + "c0ffee00" * 8
 # The built server, looking more often: a fake machine boots in seconds. Its workers are the same.
 IMPATIENT = """
@@ -5849,37 +5967,70 @@ class _Registry(BaseHTTPRequestHandler):
     do_GET = do_HEAD
 
 
-class ScriptedHosts(FakeHosts):
-    """Machines whose model server obeys one script, also those that do not exist yet."""
+class RentedProvider(FakeEngine):
+    """A provider and its machines in the place of an engine; a subclass is one provider.
 
-    def __init__(self, cloud: FakeGoogle, folder: Path) -> None:
-        super().__init__(cloud, folder)
-        self.engine_orders: dict[str, Any] = {}
+    `values` are what a rig's tpu.env must say here, who pays first; `programs` those of the user's
+    that reach the provider or a machine, in `bin`; `hidden` begins the variables of a user's own.
+    """
 
-    def _host(self, alias: str, name: str) -> FakeHost:
-        with self._making:
-            fresh = alias not in self.hosts
-            host = super()._host(alias, name)
-            if fresh:
-                host.engine.script(**self.engine_orders)
-            return host
-
-
-class FakeProvider(FakeEngine):
-    """The provider and its machines in the place of an engine. `google` is the cloud, `hosts` its
-    machines, `argv_file` the stand-in gcloud's journal."""
+    values: ClassVar[Mapping[str, str]] = {}
+    more_values: ClassVar[Mapping[str, str]] = {}  # that a create asks for beside
+    bin: Path
+    programs: ClassVar[tuple[str, ...]] = ()
+    hidden: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.google = FakeGoogle(RENTED_PROJECT)
-        self.hosts = ScriptedHosts(self.google, folder / "hosts")
+        self.engine_orders: dict[str, Any] = {}
+
+    # What a provider brings
+
+    def start(self) -> None:
+        """Start the provider and the owner of its machines."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End both."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """An empty account, with the machines' secret in it; its old machines are switched off."""
+        raise NotImplementedError
+
+    def rented(self) -> dict[str, list[str]]:
+        """The names of what would cost money now, by kind ("instances", ...)."""
+        raise NotImplementedError
+
+    def changes(self) -> int:
+        """How many requests that change something it was sent."""
+        raise NotImplementedError
+
+    def heard(self) -> str:
+        """Everything that it, or its program here, was told."""
+        raise NotImplementedError
+
+    def escapes(self) -> list[str]:
+        """Requests for any other host than this computer."""
+        raise NotImplementedError
+
+    def machines(self) -> list[Any]:
+        """Its machines as computers, each with an `engine`, live or not."""
+        raise NotImplementedError
+
+    def machine(self, name: str) -> Any:
+        """The newest machine of that name, as soon as it runs."""
+        raise NotImplementedError
+
+    def own_surroundings(self) -> dict[str, str]:
+        """Variables by which a rig finds this provider and no other, PATH among them."""
+        raise NotImplementedError
+
+    # The rest is the same for all
 
     def install(self) -> None:
-        """Start Google, its machines' owner and the registry; write gcloud and ssh."""
         self.folder.mkdir(parents=True)
-        self.google.start()
-        self.hosts.__enter__()
-        self.argv_file = fake_gcloud(self.hosts.bin)
+        self.start()
         self._registry = ThreadingHTTPServer(("127.0.0.1", 0), _Registry)
         serve = self._registry.serve_forever
         threading.Thread(target=serve, args=(0.05,), daemon=True).start()
@@ -5887,96 +6038,50 @@ class FakeProvider(FakeEngine):
 
     def remove(self) -> None:
         """End all of it."""
-        self.hosts.__exit__()
-        self.google.stop()
+        self.stop()
         self._registry.shutdown()
         self._registry.server_close()
 
     def surroundings(self) -> dict[str, str]:
-        """Variables by which a rig finds the cloud; no login, no home and no proxy of a user's."""
-        names = ("PATH", "CLOUDSDK_", "GOOGLE_")
-        given = self.google.environment(self.folder, path=str(self.hosts.bin))
         registry = f"http://127.0.0.1:{self._registry.server_address[1]}"
-        return {
-            **{key: value for key, value in given.items() if key.startswith(names)},
-            "GEMMA4_GOOGLE_ENDPOINT": self.google.base,
-            "IMAGE_REGISTRY": registry,
-            "NO_GCE_CHECK": "true",  # or Google's library looks for a metadata server
-        }
-
-    def renew(self) -> None:
-        """An empty project, with the machines' secret in it; its old machines are switched off."""
-        google = self.google
-        with google.lock:
-            world = google.world
-            world.script, world.now = GoogleScript(), float(int(time.time()))
-            google.compute, google.tpu = FakeCompute(world), FakeTpu(world)
-            google.secrets, google.logging = FakeSecrets(world), FakeLogging(world)
-            google.login = FakeLogin(world)
-            google.secrets.payloads["hf-token"] = [base64.b64encode(HELD_TOKEN.encode()).decode()]
-            google.secrets.labels["hf-token"] = {"managed-by": "gemma4-rigs"}
-            google.requests.clear()
-            old = list(self.hosts.hosts.items())
-            for alias, _host in old:
-                del self.hosts.hosts[alias]
-        for _alias, host in old:
-            host.close()
-        self.hosts.orders = {}
-        self.argv_file.write_text("")
-        self.script()
-
-    # The machines' model servers
+        return {**self.own_surroundings(), "IMAGE_REGISTRY": registry}
 
     def script(self, **orders: Any) -> None:
         """The script of every machine's model server, those to come as well."""
-        self.hosts.engine_orders = orders
-        for host in list(self.hosts.hosts.values()):
-            host.engine.script(**orders)
+        self.engine_orders = orders
+        for machine in self.machines():
+            machine.engine.script(**orders)
 
     def requests(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.requests()]
+        return [one for machine in self.machines() for one in machine.engine.requests()]
 
     def starts(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.starts()]
+        return [one for machine in self.machines() for one in machine.engine.starts()]
 
     def serving(self) -> list[int]:
         """The pids of the model servers that run on machines now."""
         return [one["pid"] for one in self.starts() if psutil.pid_exists(one["pid"])]
 
-    # Witnesses
-
-    def rented(self) -> dict[str, list[str]]:
-        """What would cost money now, by kind; the secrets aside, which cost cents."""
-        return {kind: names for kind, names in self.google.held().items() if kind != "secrets"}
-
-    def called(self, *words: str) -> list[list[str]]:
-        """The argument lists with which gcloud was started that begin with `words`."""
-        lines = [json.loads(line)[1:] for line in self.argv_file.read_text().splitlines()]
-        return [line for line in lines if line[: len(words)] == list(words)]
-
-    def hold_environment_check(self, hold: bool) -> None:
-        """Whether Google answers nothing; both calls from one thread."""
-        if hold:
-            self.google.lock.acquire()
-        else:
-            self.google.lock.release()
-
 
 def rented_rig(
-    server_folder: Path, tools: Mapping[str, str], weights: str, words: Mapping[str, str]
+    server_folder: Path,
+    tools: Mapping[str, str],
+    weights: str,
+    words: Mapping[str, str],
+    provider: Callable[[Path], RentedProvider],
 ) -> RigUnderTest:
     """A rig that rents, as its suite tests it: `weights` is the Hugging Face id that it serves."""
     return RigUnderTest(
         server_folder,
         tools,
-        make_engine=FakeProvider,
+        make_engine=provider,
         make_model=lambda _folder: Path(weights),  # in the form in which a suite holds a model
         words=words,
     )
 
 
 class RentedCase(RigCase):
-    """A test case with a provider of its own. After each test its project is empty, no process of
+    """A test case with a provider of its own. After each test its account is empty, no process of
     the rig is left and its state is forgotten, unless the class `keeps_running`."""
 
     fake_on_path: ClassVar[bool] = False  # what it needs lies on PATH, not on PYTHONPATH
@@ -5984,16 +6089,8 @@ class RentedCase(RigCase):
     zone: ClassVar[str] = "europe-west4-a"
 
     @classmethod
-    def provider(cls) -> FakeProvider:
-        return cast(FakeProvider, cls.engine)
-
-    @property
-    def google(self) -> FakeGoogle:
-        return self.provider().google
-
-    @property
-    def hosts(self) -> ScriptedHosts:
-        return self.provider().hosts
+    def provider(cls) -> RentedProvider:
+        return cast(RentedProvider, cls.engine)
 
     @classmethod
     def prepare(cls) -> None:
@@ -6012,7 +6109,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
-        hidden = ("CLOUDSDK_", "GOOGLE_")
+        hidden = cls.provider().hidden
         with mock.patch.dict(os.environ):
             for name in list(os.environ):
                 if name.startswith(hidden) or name.lower().endswith("_proxy"):
@@ -6021,10 +6118,11 @@ class RentedCase(RigCase):
 
     @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "PROJECT": RENTED_PROJECT}
+        # A fake machine's minute is seconds: it must not end while a busy computer thinks.
+        return {**super().good_settings(), "IDLE_MINUTES": "10080", **cls.provider().values}
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual(self.google.escapes, [], "a request left this computer's Google")
+        self.assertEqual(self.provider().escapes(), [], "a request left this computer")
         await super().asyncTearDown()
 
     async def bring_to_rest(self) -> None:
@@ -6032,7 +6130,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def forget_everything(cls) -> None:
-        """Kill what the rig has running here, empty the project, remove the rig's state."""
+        """Kill what the rig has running here, empty the account, remove the rig's state."""
         cls._end_everything()
         cls.provider().renew()
         shutil.rmtree(cls.state, ignore_errors=True)
@@ -6047,9 +6145,9 @@ class RentedCase(RigCase):
 
     async def ready(self, client: Client, /) -> dict[str, Any]:
         """Wait until the machine serves; the outcome."""
-        outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+        outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         if outcome["state"] == "starting":  # also where a watch was killed, and that is told
-            outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+            outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         self.assertEqual(outcome["state"], "ready", outcome)
         return outcome
 
@@ -6067,7 +6165,7 @@ class RentedCase(RigCase):
             async with Client(cls.module.AssembledRig(cls.module.RIG, server_file).server()) as one:
                 for tool, arguments in (
                     ("create_tpu_vm_instance", {"zone": cls.zone}),
-                    ("wait_for_vllm_ready", {"wait_s": 50}),
+                    ("wait_for_model_ready", {"wait_s": 50}),
                 ):
                     result = await one.call_tool(spelled(tool), arguments)
                     if result.is_error:
@@ -6093,11 +6191,11 @@ class RentedCase(RigCase):
         plan = await self.answer(client, "plan_destroy", **where)
         return await self.answer(client, "destroy_tpu_vm_instance", **where, token=plan["token"])
 
-    def host(self) -> FakeHost:
-        """The one machine that this project has, as a computer."""
-        held = self.google.held()
+    def host(self) -> Any:
+        """The one machine that is rented, as a computer."""
+        held = self.rented()
         (name,) = held.get("instances") or held["nodes"]
-        return self.hosts.host(name)
+        return self.provider().machine(name)
 
     # Witnesses
 
@@ -6117,6 +6215,134 @@ class RentedCase(RigCase):
         self.assertEqual(self.rented(), {}, "something is still rented")
         await self.until(lambda: not self.processes("server"), "a machine was not switched off")
         await super().assert_all_gone()
+
+
+# ── suites / google_case ──────────────────────────────────────────────────────────────────────────
+# Google as the provider of a rented rig's suite: on loopback, with a stand-in for gcloud.
+#
+# And a test case that knows it is Google's.
+
+RENTED_PROJECT = "fake-proj"
+
+
+class ScriptedHosts(FakeHosts):
+    """Machines whose model server obeys one script, also those that do not exist yet."""
+
+    def __init__(self, cloud: FakeGoogle, folder: Path, provider: GoogleProvider) -> None:
+        super().__init__(cloud, folder)
+        self._provider = provider
+
+    def _host(self, alias: str, name: str) -> FakeHost:
+        with self._making:
+            fresh = alias not in self.hosts
+            host = super()._host(alias, name)
+            if fresh:
+                host.engine.script(**self._provider.engine_orders)
+            return host
+
+
+class GoogleProvider(RentedProvider):
+    """`google` is the cloud, `hosts` its machines, `argv_file` the stand-in gcloud's journal."""
+
+    values: ClassVar[Mapping[str, str]] = {"PROJECT": RENTED_PROJECT}
+    more_values: ClassVar[Mapping[str, str]] = {"SERVICE_ACCOUNT": "gemma4-rig"}
+    programs: ClassVar[tuple[str, ...]] = ("gcloud", "ssh")
+    hidden: ClassVar[tuple[str, ...]] = ("CLOUDSDK_", "GOOGLE_")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.google = FakeGoogle(RENTED_PROJECT)
+        self.hosts = ScriptedHosts(self.google, folder / "hosts", self)
+        self.bin = self.hosts.bin
+
+    def start(self) -> None:
+        self.google.start()
+        self.hosts.__enter__()
+        self.argv_file = fake_gcloud(self.hosts.bin)
+
+    def stop(self) -> None:
+        self.hosts.__exit__()
+        self.google.stop()
+
+    def own_surroundings(self) -> dict[str, str]:
+        names = ("PATH", *self.hidden)
+        given = self.google.environment(self.folder, path=str(self.hosts.bin))
+        return {
+            **{key: value for key, value in given.items() if key.startswith(names)},
+            "GEMMA4_GOOGLE_ENDPOINT": self.google.base,
+            "NO_GCE_CHECK": "true",  # or Google's library looks for a metadata server
+        }
+
+    def renew(self) -> None:
+        google = self.google
+        with google.lock:
+            world = google.world
+            world.script, world.now = GoogleScript(), float(int(time.time()))
+            google.compute, google.tpu = FakeCompute(world), FakeTpu(world)
+            google.secrets, google.logging = FakeSecrets(world), FakeLogging(world)
+            google.login = FakeLogin(world)
+            google.secrets.payloads["hf-token"] = [base64.b64encode(HELD_TOKEN.encode()).decode()]
+            google.secrets.labels["hf-token"] = {"managed-by": "gemma4-rigs"}
+            google.requests.clear()
+            old = list(self.hosts.hosts.items())
+            for alias, _host in old:
+                del self.hosts.hosts[alias]
+        for _alias, host in old:
+            host.close()
+        self.hosts.orders = {}
+        self.argv_file.write_text("")
+        self.script()
+
+    def machines(self) -> list[Any]:
+        return list(self.hosts.hosts.values())
+
+    def machine(self, name: str) -> FakeHost:
+        return self.hosts.host(name)
+
+    # Witnesses
+
+    def rented(self) -> dict[str, list[str]]:
+        """The secrets are left out: they cost cents."""
+        return {kind: names for kind, names in self.google.held().items() if kind != "secrets"}
+
+    def changes(self) -> int:
+        with self.google.lock:
+            sent = [one for one in self.google.requests if one.method != "GET"]
+        return len([one for one in sent if "importSshPublicKey" not in one.path])
+
+    def heard(self) -> str:
+        return self.argv_file.read_text()
+
+    def escapes(self) -> list[str]:
+        return list(self.google.escapes)
+
+    def called(self, *words: str) -> list[list[str]]:
+        """The argument lists with which gcloud was started that begin with `words`."""
+        lines = [json.loads(line)[1:] for line in self.argv_file.read_text().splitlines()]
+        return [line for line in lines if line[: len(words)] == list(words)]
+
+    def hold_environment_check(self, hold: bool) -> None:
+        """Whether Google answers nothing; both calls from one thread."""
+        if hold:
+            self.google.lock.acquire()
+        else:
+            self.google.lock.release()
+
+
+class GoogleCase(RentedCase):
+    """A rented case whose provider is Google."""
+
+    @classmethod
+    def provider(cls) -> GoogleProvider:
+        return cast(GoogleProvider, cls.engine)
+
+    @property
+    def google(self) -> FakeGoogle:
+        return self.provider().google
+
+    @property
+    def hosts(self) -> ScriptedHosts:
+        return self.provider().hosts
 
 
 # ── suites / settings_faults ──────────────────────────────────────────────────────────────────────
@@ -6269,8 +6495,8 @@ RENTED_WORDS = {
     "get_endpoint": "get_vllm_endpoint",
     "run_benchmark": "run_vllm_benchmark",
 }
-_NOWHERE = "tpu-vllm-v6e1-2b-none00"  # a name that nothing has
-# Lifts the limit of the rig's process for gcloud, whose own disk is another one.
+_NOWHERE = "gemma4-rig-none00"  # a name that nothing has
+# Lifts the limit of the rig's process for another program, whose own disk is another one.
 _UNLIMITED = """#!{python} -SE
 import os, resource, sys
 most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -6282,7 +6508,12 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 class RentedCatalogueSuite(RentedCase, CatalogueSuite):
     """The list that is loaded by default, and the whole one."""
 
-    plan_tokens = frozenset({"destroy_tpu_vm_instance", "destroy_queued_resource", "reap_orphans"})
+    plan_tokens = frozenset(
+        (
+            *("destroy_tpu_vm_instance", "destroy_queued_resource", "destroy_gpu_instance"),
+            "reap_orphans",
+        )
+    )
 
     async def test_all_toolsets_are_the_default_ones_and_more(self) -> None:
         with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
@@ -6304,9 +6535,13 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
     stand_ins = {
         **STAND_INS,
         "name": _NOWHERE,
-        "zone": "europe-west4-a",
         "token": "plan-" + "A" * 32,
     }
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stand_ins = {**cls.stand_ins, "zone": cls.zone}
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
@@ -6314,21 +6549,15 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.before = (self.rented(), self._changes())
+        self.before = (self.rented(), self.provider().changes())
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual((self.rented(), self._changes()), self.before)
-        heard = self.provider().argv_file.read_text()
+        self.assertEqual((self.rented(), self.provider().changes()), self.before)
+        heard = self.provider().heard()
         for attack in ATTACK_CORPUS:
             if len(attack.strip()) > 3:
-                self.assertNotIn(attack, heard, "an attack became an argument of gcloud")
+                self.assertNotIn(attack, heard, "the provider was told an attack")
         await super().asyncTearDown()
-
-    def _changes(self) -> int:
-        """How many requests that change something Google was sent."""
-        with self.google.lock:
-            sent = [one for one in self.google.requests if one.method != "GET"]
-        return len([one for one in sent if "importSshPublicKey" not in one.path])
 
     def test_attacks_within_lists_are_refused_by_name(self) -> None:
         lists = 0
@@ -6353,6 +6582,11 @@ class RentedReadOnlySuite(RentedCase, ReadOnlySuite):
 
     stopping_tool = "destroy_tpu_vm_instance"
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stopping_tool = spelled(cls.stopping_tool)
+
     async def nothing_is_waited_for(self, client: Client) -> None:
         await self.refusal(client, "wait_for_model_ready", "NOT_FOUND", wait_s=0)
 
@@ -6366,13 +6600,19 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
     """tpu.env at fault, a missing project first of all: nothing is asked for."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
     stopping_tool = ""
     defaulted = ("MAX_HOURS", "4.0")
 
     @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
+
+    @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "BUDGET_USD": "12", "SERVICE_ACCOUNT": "gemma4-rig"}
+        more = cls.provider().more_values
+        return {**super().good_settings(), "BUDGET_USD": "12", **more}
 
     def _faults(self) -> dict[str, tuple[str, str]]:
         good, given = self._good(), self.good_settings()
@@ -6381,17 +6621,21 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
             lines = [f"{key}={value}\n" for key, value in given.items() if key != name]
             return "".join(lines) + instead
 
-        project, port = f"PROJECT={RENTED_PROJECT}\n", f"PORT={self.port}\n"
+        payer, port = next(iter(self.provider().values)), f"PORT={self.port}\n"
+        line, pays = list(given).index(payer) + 1, f"{payer}={given[payer]}\n"
         return {
-            "no project": (but("PROJECT"), "PROJECT is missing"),
-            "an empty project": (but("PROJECT", "PROJECT=\n"), "PROJECT"),
-            "a project that cannot be one": (but("PROJECT", "PROJECT=My!\n"), "PROJECT (from"),
+            "no payer": (but(payer), f"{payer} is missing"),
+            "an empty payer": (but(payer, f"{payer}=\n"), payer),
+            "a payer that cannot be one": (but(payer, f"{payer}=My!\n"), f"{payer} (from"),
             "no budget": (but("BUDGET_USD"), "BUDGET_USD is missing"),
             "no model": (but("MODEL_NAME"), "MODEL_NAME is missing"),
             "an unknown key": (good + "PROT=8000\n", "PROT is not a key of this rig"),
-            "a key twice": (good + project, "PROJECT stands in line 3 already"),
-            "garbage": (good + "this is no assignment\n", "line 6 is not KEY=value"),
-            "interpolation": (but("PROJECT", "PROJECT=${ME}\n"), "PROJECT holds a '$'"),
+            "a key twice": (good + pays, f"{payer} stands in line {line} already"),
+            "garbage": (
+                good + "this is no assignment\n",
+                f"line {len(given) + 1} is not KEY=value",
+            ),
+            "interpolation": (but(payer, f"{payer}=${{ME}}\n"), f"{payer} holds a '$'"),
             "a port that is no number": (good.replace(port, "PORT=http\n"), "PORT (from tpu.env)"),
             "hours without end": (good + "MAX_HOURS=9999\n", "MAX_HOURS (from tpu.env)"),
         }
@@ -6402,19 +6646,25 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
 
 
 class RentedLeavingSuite(RentedCase, LeavingSuite):
-    """gcloud is the attached child here; what goes on without the server is a search."""
+    """The provider's program is the attached child here; what goes on without the server is a
+    search."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
 
     async def children(self, server: RawServer) -> list[psutil.Process]:
         process = psutil.Process(server.process.pid)
-        gcloud = str(self.hosts.bin / "gcloud")
+        program = str(self.provider().bin / self.provider().programs[0])
 
         def found() -> list[psutil.Process]:
-            return [child for child in process.children() if gcloud in child.cmdline()]
+            return [child for child in process.children() if program in child.cmdline()]
 
-        children: list[psutil.Process] = await self.until(found, "gcloud was not started")
+        children: list[psutil.Process] = await self.until(found, "it was not started")
         return children
 
     def assert_starts(self, server: RawServer) -> None:
@@ -6424,7 +6674,7 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
 
     async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
         with self.server() as server:
-            begun = server.call("find_tpu_vm", {})["result"]["structuredContent"]
+            begun = server.call(spelled("find_tpu_vm"), {})["result"]["structuredContent"]
             self.leave(server, 0)
         with self.server() as server:
             found = {"state": "queued"}
@@ -6432,26 +6682,27 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
                 answer = server.call("get_job", {"job_id": begun["job_id"], "wait_s": 20})
                 found = answer["result"]["structuredContent"]
             self.assertEqual(found["state"], "done", found)
-            ready = server.call("wait_for_vllm_ready", {"wait_s": 50}, 60.0)
+            ready = server.call(spelled("wait_for_model_ready"), {"wait_s": 50}, 60.0)
             self.assertEqual(ready["result"]["structuredContent"]["state"], "ready", ready)
             answered = server.call("query_gemma4", {"prompt": "still there?"})
             self.assertEqual(call_fault(answered), "")
 
 
 class RentedFullDiskSuite(RentedCase, FullDiskSuite):
-    """No intent on the disk, no machine; gcloud's own disk is a good one."""
+    """No intent on the disk, no machine; the disk of the provider's program is a good one."""
 
     starting_tool = "find_tpu_vm"
     preamble = IMPATIENT
-    looking = ("get_system_status", "list_tpu_vm_instances", "get_help")
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.looking = ("get_system_status", spelled("list_tpu_vm_instances"), "get_help")
         folder = cls.place / "unlimited"
         folder.mkdir()
-        for name in ("gcloud", "ssh"):
-            real = str(cls.provider().hosts.bin / name)
+        for name in cls.provider().programs:
+            real = str(cls.provider().bin / name)
             (folder / name).write_text(_UNLIMITED.format(python=sys.executable, real=real))
             (folder / name).chmod(0o755)
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -6464,7 +6715,7 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         super()._refused(server, *words)
         self.assertEqual(self.rented(), {})
         # A create by hand is no different.
-        fault = call_fault(server.call("create_tpu_vm_instance", {"zone": self.zone}))
+        fault = call_fault(server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone}))
         self.assertTrue(fault.startswith("DENIED "), fault)
         self.assertEqual(self.rented(), {})
 
@@ -6473,12 +6724,12 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         self.state.write_text("not a folder")
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
             self.state.unlink()
-            answer = server.call("create_tpu_vm_instance", {"zone": self.zone})
+            answer = server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone})
             made = self.rented()
             self.assertEqual(bool(call_fault(answer)), not made, answer)
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
-            listing = server.call("list_tpu_vm_instances", {})["result"]["structuredContent"]
-            names = [one["name"] for one in listing["rentals"]]
+            listing = server.call(spelled("list_tpu_vm_instances"), {})["result"]
+            names = [one["name"] for one in listing["structuredContent"]["rentals"]]
             self.assertEqual(names, made.get("instances", []))
 
     def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:
@@ -6556,7 +6807,7 @@ TPU_TOOLS_WITH_EFFECT = {
 WEST, CENTRAL = "us-west4-a", "us-central1-a"
 
 
-class QueuedCase(RentedCase):
+class QueuedCase(GoogleCase):
     """A search to its end, and what the requests carried."""
 
     async def found(self, client: Client, /, **arguments: Any) -> dict[str, Any]:
@@ -6709,7 +6960,7 @@ class UnloadableSuite(QueuedCase):
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
     folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it-qat-q4_0-unquantized"
-    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS))
+    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS, GoogleProvider))
 
 
 SUITES = (

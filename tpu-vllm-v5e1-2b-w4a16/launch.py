@@ -4,7 +4,8 @@
     python3 launch.py                       the MCP server over stdio, as clients start it
     python3 launch.py call TOOL key=value   any other command of server.py (--help lists them)
     python3 launch.py install               get the packages into the user's cache, once;
-                                            --server-only leaves the inference engine out
+                                            --server-only leaves the inference engine out,
+                                            --for-tests adds what only the rig's own tests need
     python3 launch.py python ARGUMENTS      run Python itself with these packages
 
 The packages come from the first of these that has them: the folder that RIG_PACKAGES names, the
@@ -34,14 +35,18 @@ def main(arguments: list[str]) -> int:
         uv_or_refusal(f"this is Python {have}, and the rig needs 3.11 or newer", arguments)
     server, engine = HERE / "requirements.txt", HERE / "requirements-runtime.txt"
     everything = [path for path in (server, engine) if path.exists()]
+    tests = [path for path in (*everything, HERE / "requirements-test.txt") if path.exists()]
+    choices = {"": everything, "--server-only": [server], "--for-tests": tests}
     try:
         if arguments[:1] == ["install"]:
-            if arguments[1:] not in ([], ["--server-only"]):
-                say("usage: launch.py install [--server-only]")
+            choice = " ".join(arguments[1:])
+            if choice not in choices:
+                say("usage: launch.py install [--server-only | --for-tests]")
                 return 2
-            install([server] if arguments[1:] else everything)
+            install(choices[choice])
             return 0
-        use_packages(server, everything, arguments)
+        for_tests = arguments[:1] == ["python"] and (packages_folder(tests) / STAMP).exists()
+        use_packages(server, tests if for_tests else everything, arguments)
     except OSError as error:
         raise SystemExit(f"{HERE.name}: {error}") from None
     if arguments[:1] == ["python"]:

@@ -13,28 +13,29 @@ usage.
 """
 
 # Contents, by line:
-#    56 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   102 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   207 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
-#   321 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
-#   613 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
-#   874 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
-#   993 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
-#  1113 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
-#  1289 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
-#  1614 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
-#  1904 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
-#  2156 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
-#  2426 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2518 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
-#  2741 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
-#  2807 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
-#  3050 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
-#  3075 knowledge / refusal_answer: What a refused request for a machine means: the form that …
-#  3151 knowledge / refusal_reading: A provider's text as the refusal that it is: its reason, whom …
-#  3293 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
-#  3363 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
-#  3404 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
+#    57 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   103 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   208 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
+#   322 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
+#   616 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
+#   877 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
+#   996 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
+#  1116 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
+#  1293 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
+#  1618 knowledge / failures_machine: What a rented machine's own boot says: its GPU, its …
+#  1701 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
+#  1991 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
+#  2246 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
+#  2516 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2608 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
+#  2831 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
+#  2897 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
+#  3140 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
+#  3165 knowledge / refusal_answer: What a refused request for a machine means: the form that …
+#  3241 knowledge / refusal_reading: A provider's text as the refusal that it is: its reason, whom …
+#  3383 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
+#  3453 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
+#  3494 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
 
 from __future__ import annotations
 
@@ -345,6 +346,7 @@ line NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA drive
 line Failed to initialize NVML: (?P<why>[\w /]+)
 line nvidia-container-cli: initialization error: (?:nvml error: )?(?P<why>[\w ]+)
 line Found no NVIDIA driver on your system
+line nvidia-smi (?:is not on this machine|names no GPU)|nvidia-smi.{0,80}: No devices were found
 line (?:libnvidia-ml|libcuda)\.so(?:\.1)?: cannot open shared object file
 cause The NVIDIA driver is not loaded (not installed, built for another kernel, or another
   version than its libraries after an update).
@@ -535,6 +537,7 @@ futile more memory
 line no space left on device
 line \[Errno 28\]|\bENOSPC\b|No space left|disk (?:is )?full|Disk quota exceeded
 line not enough (?:free )?disk space|There is not enough space on the disk
+line no space: .{0,40}[\d.]+ GB.{0,20} are free
 unless /dev/shm
 cause The disk is full: the image needs room for its layers and their extraction, the model for its
   files, and both were on a boot disk that is too small.
@@ -1170,6 +1173,7 @@ DOWNLOAD_SIGNATURES = r"""
 line Repository Not Found for url: \S*?huggingface\.co/(?:api/models/)?(?P<model>[\w.-]+/[\w.-]+)
 line RepositoryNotFoundError|is not a local folder and is not a valid model identifier
 line is not a valid model identifier listed on
+line answers 404 .{0,60}check MODEL_NAME
 line Repo id must be in the form|HFValidationError
 also (?:huggingface\.co/(?:api/models/)?|^|[ '])(?P<model>[\w-]+/[\w.-]+)(?:/resolve| is not a
   local)
@@ -1611,6 +1615,89 @@ futile memory flags
 """
 
 
+# ── knowledge / failures_machine ──────────────────────────────────────────────────────────────────
+# What a rented machine's own boot says: its GPU, its compilers, its source, the step that failed.
+#
+# Data for the failure bank, in its grammar. Sources: the boot programs' own words, and
+# what cmake, nvcc, g++ and pip wrote when they failed for want of a compiler, memory or a hash.
+
+MACHINE_SIGNATURES = r"""
+== gpu_of_another_arch | root | certain
+line the GPU is an? (?P<card>.{1,60}) of compute capability (?P<found>\d+\.\d), this rig is for
+  (?P<needed>\d+\.\d)
+cause The machine's GPU is {card?another one} ({found?of another architecture}); what this rig
+  builds or pulls is for {needed?GPU_ARCH}.
+change setting INSTANCE_TYPE: as it is -> one whose GPU has compute capability {needed?GPU_ARCH}
+change setting GPU_ARCH: {needed?as it is} -> {found?the GPU's}, with CHIP, where this GPU is meant
+futile another driver, building again
+
+== cuda_toolkit_missing | root | certain
+line nvcc is not on this machine
+line No CMAKE_CUDA_COMPILER could be found
+line Failed to find nvcc|Could not find nvcc, please set CUDAToolkit_ROOT
+cause There is no CUDA compiler to build with: the machine image has a driver at most.
+change setting AMI_PARAMETER: as it is -> an image that has NVIDIA's driver and the CUDA toolkit
+futile building again, another driver
+
+== built_program_sees_no_gpu | root | likely
+line the program that was built sees no GPU
+line found no GPU and computes on the processor
+line ggml_cuda_init: failed to initialize CUDA: (?P<why>[\w -]+)
+cause llama-server was built and does not see the GPU ({why?its driver and its CUDA do not fit}).
+change act compare verify_gpu_arch(): the driver's CUDA must not be older than the toolkit's
+change act stop and start the machine, where the driver was there at the build
+futile memory flags, other weights
+
+== compiler_killed | root | certain
+line Killed signal terminated program (?P<name>[\w.+-]+)
+line (?P<name>cc1plus|cicc|ptxas|nvcc).{0,40}(?:died due to signal 9|Killed)\b
+line virtual memory exhausted: Cannot allocate memory
+cause The kernel ended the compiler {name?} for memory.
+change setting INSTANCE_TYPE: as it is -> the next size, with twice the memory
+change act leave the disk room for the swap file that a build makes where memory is short
+futile building again on the same machine, GPU memory flags
+
+== source_does_not_compile | root | likely
+line (?P<file>[\w./+-]+\.(?:cuh?|cpp|cc?|hp?p?))(?:\(\d+\)|:\d+(?::\d+)?): (?:fatal )?error:
+  (?P<why>.{1,120})
+unless No space left|Killed signal
+cause The compiler refuses {file?a file} ({why?its message}): this source, this toolkit and these
+  flags do not go together.
+change setting AMI_PARAMETER: as it is -> an image with the CUDA toolkit that the source was tried
+  with
+change act compare the toolkit in get_build_progress() with the one in this rig's README
+futile building again, more memory
+
+== pip_hash_mismatch | root | certain
+line THESE PACKAGES DO NOT MATCH THE HASHES
+line what pip fetched as (?P<package>[\w.=-]+) is not the archive
+cause What the package index gave for {package?a package} is not the file that was pinned by hash.
+change act look at the index: a mirror that changes files, or one that was tampered with
+futile building again without the hash: then nobody knows what is run
+
+== weights_of_another_hash | root | certain
+line (?P<file>[\w.-]+) came, and is not the file of that size and hash
+cause {file?The file} was fetched whole, and is not the file that was asked for.
+change setting MODEL_SHA256: as it is -> the file's own, where another was meant
+change act start the model server again: what came was thrown away
+futile a token
+
+== weights_file_unclear | root | certain
+line has no one such file \((?P<files>[^)]{0,200})\)
+line the Hub tells no size and hash of (?P<files>[\w.-]+)
+cause The repository has no single file that is meant ({files?see the message}).
+change setting MODEL_FILE: as it is -> the one to serve, of those in the repository
+change setting MODEL_SHA256: as it is -> the file's own, where the Hub tells none
+futile a token, downloading again
+
+== boot_step_failed | echo | likely
+line GEMMA4-BOOT (?P<phase>[a-z]+) failed \d+ (?P<why>.{1,200})
+cause The machine's boot stopped in its phase {phase?of that name}: {why?see the line}.
+change act see to what the line says, then start the model server again
+futile waiting: nothing goes on by itself
+"""
+
+
 # ── knowledge / failures_memory ───────────────────────────────────────────────────────────────────
 # How memory runs out, on cards, chips and hosts: what each program says then, and what helps.
 #
@@ -1912,6 +1999,7 @@ PERMISSION_SIGNATURES = r"""
 line not in the authorized list
 line (?:awaiting a review|awaiting review) from the repo authors
 line Access to model (?P<model>[\w./-]+) is restricted and you are not
+line answers 403 .{0,60}accept the model's licence
 line \b403\b.{0,80}Cannot access gated repo
 line you (?:need to|must) (?:agree to|accept) .{0,60}(?:licen[cs]e|conditions|terms)
 also (?:Access to model|huggingface\.co/|ask for access to) ?(?P<model>[\w-]+/[\w.-]+)
@@ -1926,6 +2014,7 @@ issue skypilot-org/skypilot#2634
 line \b401 (?:Client Error|Unauthorized)\b.{0,120}(?:huggingface|Request ID|gated repo)
 line GatedRepoError|Cannot access gated repo
 line must have access to it and be authenticated to access it
+line answers 401 .{0,60}accept the model's licence
 line Invalid (?:user token|credentials in Authorization header)|User access token .{0,30}expired
 line (?:huggingface_hub|hf).{0,40}Token is required.{0,60}no token found
 line trying to access a gated repo
@@ -2090,6 +2179,7 @@ futile roles: nobody is asking yet
 == aws_no_credentials | root | certain
 line Unable to locate credentials|NoCredentialsError
 line ExpiredToken(?:Exception)?\b|security token included in the request is (?:expired|invalid)
+line \((?:RequestExpired|UnrecognizedClientException|SignatureDoesNotMatch)\)
 line InvalidClientTokenId|AuthFailure|The SSO session .{0,60}(?:expired|invalid)
 cause The AWS credentials are missing, expired or not valid.
 change run aws sso login
@@ -2099,7 +2189,7 @@ futile IAM policies: the caller is not known
 == aws_unauthorized | fault | certain
 line UnauthorizedOperation|is not authorized to perform: (?P<permission>[\w:]+)
 line User: arn:\S+ is not authorized to perform(?:: (?P<permission>[\w:]+))?
-line AccessDeniedException
+line AccessDeniedException|\(AccessDenied\)
 cause The AWS identity lacks {permission?the permission that the message names}.
 change grant {permission?the action}: missing -> allowed in the identity's policy (an encoded
   message is read with aws sts decode-authorization-message)
@@ -2779,7 +2869,7 @@ _HARMLESS_ROW = re.compile(
 )
 SERVER_UP = re.compile(
     rb"Application startup complete|server is listening on|Uvicorn running on"
-    rb"|llama runner started|Starting vLLM API server"
+    rb"|llama runner started|Starting vLLM API server|GEMMA4-BOOT ready done"
 )
 
 
@@ -3054,7 +3144,7 @@ _TEXT_BY_STAGE: dict[FailureStage, str] = {
     "capacity": CAPACITY_SIGNATURES,
     "quota": QUOTA_SIGNATURES,
     "permission": PERMISSION_SIGNATURES,
-    "boot": BOOT_SIGNATURES,
+    "boot": BOOT_SIGNATURES + MACHINE_SIGNATURES,
     "image": IMAGE_SIGNATURES,
     "download": DOWNLOAD_SIGNATURES,
     "load": LOAD_SIGNATURES,
@@ -3172,8 +3262,8 @@ futile changing the request
 
 == request_usage | root | certain
 line \(gcloud\.[\w.-]+\) .{0,200}(?:Invalid choice|unrecognized arguments|Must be specified)
-line \((?:InvalidParameter(?:Value|Combination)|MissingParameter|ValidationError|Invalid\w+Malformed
-  )\)
+line \((?:InvalidParameter(?:Value|Combination)|MissingParameter|ValidationError
+  |Invalid[\w.]+Malformed|InvalidBlockDeviceMapping)\)
 unless iamInstanceProfile
 cause The request itself is wrong, or the provider's tool is too old for it.
 change act correct the request, or update the tool

@@ -8,54 +8,57 @@ rented. Writes to temporary folders only.
 """
 
 # Contents, by line:
-#   103 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
-#   275 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
-#   526 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
-#   836 suites / fake_gcloud_faults: A gcloud that goes wrong around a sound one: what it does is …
-#   938 suites / fake_gcloud_wire: How the stand-in for gcloud reads its arguments, asks the fake …
-#  1290 suites / fake_gcloud_machine: The body of an insert of Compute Engine, field by field as …
-#  1443 suites / fake_gcloud_compute: Compute Engine's commands of the stand-in for gcloud, as …
-#  1646 suites / fake_gcloud_tpu: Cloud TPU's commands of the stand-in for gcloud, as gcloud 528 …
-#  1807 suites / fake_google_world: What all services of the fake Google share: a clock that a …
-#  1972 suites / fake_google_places: What Compute Engine's zones, regions and images look like, …
-#  2099 suites / fake_google_compute: Compute Engine of the fake Google: instances with their …
-#  2459 suites / fake_google_services: The small services of the fake Google: Secret Manager, …
-#  2707 suites / fake_google_tpu: Cloud TPU of the fake Google: nodes, queued resources, …
-#  3046 suites / fake_google: A Google Cloud on loopback for the real gcloud: one server, one …
-#  3384 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
-#  3505 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
-#  3650 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
-#  3906 suites / program_source: The text of a class, for a program of its own that carries it. …
-#  3916 suites / fake_gcloud: A fast stand-in for gcloud: the commands that rigs use, against the …
-#  4191 suites / fake_host_programs: The programs around a fake machine, written into folders for …
-#  4460 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
-#  4586 suites / rented_matrix: The fault matrix D01 to D56 and the threats A01 to A50, row by …
-#  4963 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
-#  4996 suites / fake_host: Machines of the fake Google that really run: a sandbox, a metadata …
-#  5357 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
-#  5694 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
-#  5874 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
-#  5991 suites / bad_input: The attack corpus over every tool and every parameter of the live …
-#  6204 suites / command_line: server.py as a command: what the make targets call goes through the …
-#  6306 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
-#  6407 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
-#  6496 suites / leaving: How the server goes: at once, with the right status, no attached child …
-#  6620 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
-#  6742 suites / outgoing: What leaves the rig: JSON-RPC and nothing else on its output, no secret …
-#  6872 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
-#  6945 suites / rented_case: What the suites of a rented rig stand on: a Google on loopback, its …
-#  7249 suites / rented_commands: A rented rig's server.py as a command: preflight over every gap, …
-#  7409 suites / rented_fault_case: What the fault matrix of a rented rig stands on: faults on …
-#  7526 suites / rented_endings: Ending what is rented while something goes wrong, and servers …
-#  7846 suites / rented_faults: Asking for a machine while something goes wrong: the provider, its …
-#  8177 suites / rented_hostile: Hostile text from every place outside a rented rig, and secrets …
-#  8405 suites / rented_outgoing: What leaves a rented rig: no secret in any argument, metadata, …
-#  8541 suites / rented_reaching: Reaching a rented machine while something goes wrong, and what …
-#  8701 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
-#  8725 suites / rented_story: The story of a rented rig by its tools: find, serve, ask, measure, …
-#  8872 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  9010 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
-#  9260 suites / tpu_vllm_v6e1_2b: The suite of tpu-vllm-v6e1-2b: `python3 -m unittest …
+#   106 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
+#   279 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
+#   553 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
+#   863 suites / fake_gcloud_faults: A gcloud that goes wrong around a sound one: what it does is …
+#   965 suites / fake_gcloud_wire: How the stand-in for gcloud reads its arguments, asks the fake …
+#  1317 suites / fake_gcloud_machine: The body of an insert of Compute Engine, field by field as …
+#  1470 suites / fake_gcloud_compute: Compute Engine's commands of the stand-in for gcloud, as …
+#  1673 suites / fake_gcloud_tpu: Cloud TPU's commands of the stand-in for gcloud, as gcloud 528 …
+#  1834 suites / fake_google_world: What all services of the fake Google share: a clock that a …
+#  1999 suites / fake_google_places: What Compute Engine's zones, regions and images look like, …
+#  2126 suites / fake_google_compute: Compute Engine of the fake Google: instances with their …
+#  2486 suites / fake_google_services: The small services of the fake Google: Secret Manager, …
+#  2734 suites / fake_google_tpu: Cloud TPU of the fake Google: nodes, queued resources, …
+#  3073 suites / fake_google: A Google Cloud on loopback for the real gcloud: one server, one …
+#  3411 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
+#  3532 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
+#  3677 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
+#  3933 suites / fault_matrix: A fault matrix told row by row: the test of each row, or why it has …
+#  3994 suites / program_source: The text of a class, for a program of its own that carries it. …
+#  4004 suites / fake_gcloud: A fast stand-in for gcloud: the commands that rigs use, against the …
+#  4279 suites / fake_host_programs: The programs around a fake machine, written into folders for …
+#  4585 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
+#  4711 suites / rented_matrix: The fault matrix D01 to D56 and the threats A01 to A50, row by …
+#  5061 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
+#  5094 suites / fake_host_sandbox: A fake machine's folder on this computer: its /, its programs, …
+#  5219 suites / fake_host: Machines of the fake Google that really run: a sandbox, a metadata …
+#  5510 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
+#  5847 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
+#  6027 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
+#  6144 suites / bad_input: The attack corpus over every tool and every parameter of the live …
+#  6357 suites / command_line: server.py as a command: what the make targets call goes through the …
+#  6463 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
+#  6564 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
+#  6653 suites / leaving: How the server goes: at once, with the right status, no attached child …
+#  6777 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
+#  6899 suites / outgoing: What leaves the rig: JSON-RPC and nothing else on its output, no secret …
+#  7029 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
+#  7102 suites / rented_case: What the suites of every rented rig stand on, whoever rents out its …
+#  7386 suites / google_case: Google as the provider of a rented rig's suite: on loopback, with a …
+#  7514 suites / rented_commands: A rented rig's server.py as a command: preflight over every gap, …
+#  7674 suites / rented_fault_case: What the fault matrix of a rented rig stands on: faults on …
+#  7791 suites / rented_endings: Ending what is rented while something goes wrong, and servers …
+#  8112 suites / rented_faults: Asking for a machine while something goes wrong: the provider, its …
+#  8443 suites / rented_hostile: Hostile text from every place outside a rented rig, and secrets …
+#  8671 suites / rented_outgoing: What leaves a rented rig: no secret in any argument, metadata, …
+#  8807 suites / rented_reaching: Reaching a rented machine while something goes wrong, and what …
+#  8967 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
+#  8991 suites / rented_story: The story of a rented rig by its tools: find, serve, ask, measure, …
+#  9138 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  9276 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
+#  9551 suites / tpu_vllm_v6e1_2b: The suite of tpu-vllm-v6e1-2b: `python3 -m unittest …
 
 from __future__ import annotations
 
@@ -231,7 +234,8 @@ class FakeDockerKeeper:
         given = dict(one.split("=", 1) for one in found["Config"]["Env"])
         own = {"PATH": "/usr/bin:/bin", "HOSTNAME": found["Id"][:12]}
         own.update(FAKE_PORT=(ports or ["0"])[0], FAKE_MACHINE=os.environ["FAKE_MACHINE"])
-        argv = [sys.executable, "-S", self.path("vllm.py"), *found["Config"]["Cmd"][1:]]
+        words = [*(found["Config"]["Entrypoint"] or []), *found["Config"]["Cmd"]]
+        argv = [sys.executable, "-S", self.path("vllm.py"), *words[1:]]
         child = subprocess.Popen(
             argv,
             env={**given, **own},
@@ -301,8 +305,8 @@ class FakeDockerProgram(FakeDockerKeeper):
             )
         words = argv[:2] if argv[:1] == ["image"] else argv[:1]
         known = (
-            "version pull run inspect image_inspect logs events start stop restart rm ps".split()
-        )
+            "version info pull run inspect image_inspect logs events start stop restart rm ps"
+        ).split()
         word = "_".join(words)
         if word not in known:
             what = f"docker: unknown command: docker {' '.join(words)}"
@@ -332,6 +336,17 @@ class FakeDockerProgram(FakeDockerKeeper):
     def do_version(self, argv: list[str]) -> None:
         found, _rest = self.options(argv, "--format", "", "version [OPTIONS]")
         print("27.5.1" if "--format" in found else "Server: Docker Engine\n Version: 27.5.1")
+
+    def do_info(self, argv: list[str]) -> None:
+        """`--format '{{json .Runtimes}}'`: with NVIDIA's where the machine has it."""
+        found, _rest = self.options(argv, "--format -f", "", "info [OPTIONS]")
+        runtimes = ["io.containerd.runc.v2", "runc", *(["nvidia"] if self.fault("nvidia") else [])]
+        path = {"nvidia": "nvidia-container-runtime"}
+        told = {name: {"path": path.get(name, "runc")} for name in sorted(runtimes)}
+        if found.get("--format", found.get("-f")) == "{{json .Runtimes}}":
+            print(json.dumps(told))
+        else:
+            print(f"Server:\n Runtimes: {' '.join(told)}\n Default Runtime: runc")
 
     def do_pull(self, argv: list[str]) -> None:
         _found, (image,) = self.options(argv, "--platform", "--quiet", "pull NAME")
@@ -402,6 +417,7 @@ class FakeDockerProgram(FakeDockerKeeper):
         if self.fault("run"):
             raise self.not_run(str(self.fault("run")))
         policy = options.get("--restart", ["no"])[0].partition(":")[0]
+        own = ["vllm", "serve"] if "/vllm-openai" in image else None
         found = {
             "Id": os.urandom(32).hex(),
             "Name": f"/{name}",
@@ -409,6 +425,7 @@ class FakeDockerProgram(FakeDockerKeeper):
             "RestartCount": 0,
             "Config": {
                 "Image": image,
+                "Entrypoint": options.get("--entrypoint", own),
                 "Cmd": command,
                 "Env": [f"{key}={value}" for key, value in environment.items()],
             },
@@ -421,6 +438,16 @@ class FakeDockerProgram(FakeDockerKeeper):
             "State": {"Status": "created", "Running": False, "OOMKilled": False, "ExitCode": 0},
         }
         self.store(f"{name}.json", found)
+        if "--gpus" in options and not self.fault("nvidia"):
+            raise self.not_run('could not select device driver "" with capabilities: [[gpu]]')
+        if "--gpus" in options and self.fault("driver"):
+            raise self.not_run(
+                "failed to create task for container: failed to create shim task: OCI runtime "
+                "create failed: runc create failed: unable to start container process: error "
+                "during container init: error running prestart hook #0: exit status 1, stdout: , "
+                "stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: initialization "
+                "error: nvml error: driver not loaded"
+            )
         self.begin(name)
         print(found["Id"])
 
@@ -472,7 +499,7 @@ class FakeDockerProgram(FakeDockerKeeper):
 
     def do_events(self, argv: list[str]) -> None:
         """Those of the past, as `--until` asks for; the real one goes on listening without it."""
-        wanted = {value for word, value in zip(argv, argv[1:]) if word == "--filter"}
+        wanted = {value for word, value in zip(argv, argv[1:], strict=False) if word == "--filter"}
         found, _rest = self.options(argv, "--since --until --format --filter", "", "events")
         with open(self.path("events.log"), "a+", encoding="utf-8") as file:
             file.seek(0)
@@ -3903,6 +3930,67 @@ def _write_wheel(
             archive.writestr(path, text)
 
 
+# ── suites / fault_matrix ─────────────────────────────────────────────────────────────────────────
+# A fault matrix told row by row: the test of each row, or why it has none; and that it holds.
+#
+# A row is told by the tests of a suite that would fail if its promise were broken, by tests of the
+# forge where they need more than a rig, or by the reason why it does not apply. Knows no fault.
+
+# The rows that every rented rig tells: the faults and the threats of this project's own lists.
+MATRIX_NUMBERS = (*(f"D{n:02}" for n in range(1, 57)), *(f"A{n:02}" for n in range(1, 51)))
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """`tests` are this suite's (Class.method), `forge` the forge's (module.Class.method); `why` is
+    the reason for a row without any, or a remark."""
+
+    what: str
+    tests: tuple[str, ...] = ()
+    forge: tuple[str, ...] = ()
+    why: str = ""
+
+
+def matrix_row(what: str, *tests: str, why: str = "") -> MatrixRow:
+    """A row by its tests; those of the forge are told from a suite's by how they are named."""
+    forge = tuple(test for test in tests if test.startswith(("test_", "parts.")))
+    return MatrixRow(what, tuple(test for test in tests if test not in forge), forge, why)
+
+
+class FaultMatrixSuite(unittest.TestCase):
+    """The table holds, and tells itself row by row on standard error. A rig's own has its rows."""
+
+    @classmethod
+    def rows(cls) -> Mapping[str, MatrixRow]:
+        """All rows, by their number."""
+        raise NotImplementedError
+
+    @classmethod
+    def numbers(cls) -> list[str]:
+        """The rows that have to be there, in their order."""
+        return list(MATRIX_NUMBERS)
+
+    @classmethod
+    def suites(cls) -> dict[str, Any]:
+        """The classes whose tests run with this one, by name."""
+        listed = getattr(sys.modules[cls.__module__], "SUITES", ())
+        return {suite.__name__: suite for suite in listed}
+
+    def test_every_row_has_its_tests_or_its_reason(self) -> None:
+        rows, suites = self.rows(), self.suites()
+        self.assertEqual(list(rows), self.numbers())
+        for number, row in rows.items():
+            with self.subTest(row=number):
+                self.assertTrue(row.tests or row.forge or row.why, "no test and no reason")
+                self.assertTrue(row.tests or row.why, "why has the rig's suite no test of it?")
+                for test in row.tests:
+                    name, _, method = test.partition(".")
+                    self.assertIn(name, suites, f"{test} does not run in this suite")
+                    self.assertTrue(callable(getattr(suites[name], method, None)), test)
+                told = ", ".join(row.tests) or f"{row.why}{', '.join(('', *row.forge))}"
+                print(f"{number} {row.what}: {told}", file=sys.stderr)
+
+
 # ── suites / program_source ───────────────────────────────────────────────────────────────────────
 # The text of a class, for a program of its own that carries it. Knows nothing of the class.
 
@@ -4239,9 +4327,26 @@ _SCP = """#!/bin/sh
 echo "scp: this test's machines take no files" >&2
 exit 1
 """
-# vLLM on a TPU, as far as a boot listens to it: the arguments that such a container has, and lines
-# with the words of tpu-inference. The port of its own is the one that docker publishes.
-_TPU_MAIN = r"""
+# What vLLM's log says of a start, as far as a boot listens to it, in the words of tpu-inference and
+# of vLLM 0.32 on CUDA.
+TPU_ENGINE_WORDS = {
+    "loading": ("Loading model with MODEL_IMPL_TYPE=auto", "Downloading weights from HF {model}"),
+    "compiling": ("Precompile all the subgraphs with possible input shapes.",),
+}
+CUDA_ENGINE_WORDS = {
+    "loading": ("Using FLASH_ATTN backend.", "Loading model from scratch..."),
+    "compiling": (
+        "Model loading took 9.62 GiB memory and 41.20 seconds",
+        "Starting torch.compile.",
+        "Available KV cache memory: 8.31 GiB",
+        "Graph capturing finished in 9 secs, took 0.43 GiB",
+    ),
+}
+# vLLM as such a container starts it. The port of its own is the one that docker publishes.
+_ENGINE_MAIN = r"""
+WORDS = __WORDS__
+
+
 def main():
     global MODEL
     arguments = sys.argv[1:]
@@ -4254,14 +4359,15 @@ def main():
     note("starts.jsonl", {"argv": arguments, "pid": os.getpid(), "environment": given})
     script = control()
     told("Initializing a V1 LLM engine (v0.32.0) with config: model=" + repr(arguments[1]))
-    told("Loading model with MODEL_IMPL_TYPE=auto")
-    told("Downloading weights from HF " + arguments[1])
+    for line in WORDS["loading"]:
+        told(line.replace("{model}", arguments[1]))
     if script.get("log"):
         print(script["log"], file=sys.stderr, flush=True)
     time.sleep(script.get("load_s", 0))
     if script.get("crash"):
         raise RuntimeError(script["crash"])
-    told("Precompile all the subgraphs with possible input shapes.")
+    for line in WORDS["compiling"]:
+        told(line)
     time.sleep(script.get("compile_s", 0))
     while script.get("never_listens"):
         time.sleep(1)
@@ -4407,7 +4513,7 @@ def write_client_programs(folder: Path, port: int) -> Path:
     journal = folder / "ssh.jsonl"
     journal.touch()
     parts = [FakeSshRefused, FakeSshProgram]
-    _write_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
+    write_fake_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
     for name, text in (("scp", _SCP), ("ssh-keygen", _KEYGEN)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -4427,31 +4533,50 @@ def write_machine_programs(
     journal.touch()
     end = _MACHINE_END.format(place=str(place), root=str(root), port=port, alias=alias)
     for name in ("sudo", "shutdown", "apt-get", "gcloud", "systemctl"):
-        _write_program(folder / name, journal, [FakeMachineProgram], end)
-    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
-    end = _DOCKER_END.format(place=str(place), root=str(root))
-    _write_program(folder / "docker" if docker else place / "docker.spare", journal, parts, end)
-    python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    # Nothing else of this computer, or a real docker would be found where none should be.
-    for name in ("sh", "env", "cat", "sleep", "true", "uname"):
-        found = shutil.which(name)
-        if found and not (folder / name).exists():
-            (folder / name).symlink_to(found)
+        write_fake_program(folder / name, journal, [FakeMachineProgram], end)
+    write_docker_program(folder / "docker" if docker else place / "docker.spare", place, root)
+    write_computer_programs(folder, ("sh", "env", "cat", "sleep", "true", "uname"))
     return journal
 
 
-def write_fake_engine(place: Path, folder: Path) -> FakeVllm:
-    """The server that every container runs, into docker's `place`; its script lies in `folder`."""
+def write_docker_program(path: Path, place: Path, root: Path) -> None:
+    """docker as `path`, with its folder `place` and the machine's / in `root`."""
+    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
+    end = _DOCKER_END.format(place=str(place), root=str(root))
+    write_fake_program(path, place / "programs.jsonl", parts, end)
+
+
+def write_computer_programs(folder: Path, names: Sequence[str]) -> None:
+    """Python and this computer's own programs of these names, in `folder`.
+
+    Nothing else of this computer, or a real docker would be found where none should be.
+    """
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for name in names:
+        found = shutil.which(name)
+        if found and not (folder / name).exists():
+            (folder / name).symlink_to(found)
+
+
+def write_fake_engine(
+    place: Path, folder: Path, words: Mapping[str, Sequence[str]] = TPU_ENGINE_WORDS
+) -> FakeVllm:
+    """The server that every container runs, into docker's `place`; its script lies in `folder`.
+
+    `words` are the lines of its log while it is `loading` and while it is `compiling`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     engine = FakeVllm(folder)
     source = engine.program()
-    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + _TPU_MAIN)
+    main = _ENGINE_MAIN.replace("__WORDS__", repr(dict(words)))
+    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + main)
     return engine
 
 
-def _write_program(path: Path, journal: Path, classes: list[type], end: str) -> None:
+def write_fake_program(path: Path, journal: Path, classes: Sequence[type], end: str) -> None:
+    """A program of these classes, which ends with the lines `end`; it notes its arguments first."""
     head = _PROGRAM_HEAD.format(python=sys.executable, journal=str(journal))
     path.write_text("\n\n".join([head, *(program_source(one) for one in classes), end]))
     path.chmod(0o755)
@@ -4586,9 +4711,7 @@ def raw_server(
 # ── suites / rented_matrix ────────────────────────────────────────────────────────────────────────
 # The fault matrix D01 to D56 and the threats A01 to A50, row by row: its test, or why it has none.
 #
-# A row is told by the tests of this suite that would fail if its promise were broken, by tests of
-# the
-# forge where they need more than a rig, or by the reason why it does not apply. Knows no fault.
+# The rows of the rigs that rent from Google. Knows no fault.
 
 _ASKING, _ENDING, _REACHING = "AskingFaultSuite", "EndingFaultSuite", "ReachingFaultSuite"
 _HOSTILE, _ANSWERS = "HostileTextSuite", "RentedAnswerFaultSuite"
@@ -4606,122 +4729,110 @@ _AT_ONCE = f"{_ASKING}.test_twelve_at_once_from_two_servers_are_one"
 _PARTS = "parts"
 
 
-@dataclass(frozen=True)
-class MatrixRow:
-    """`tests` are this suite's (Class.method), `forge` the forge's (module.Class.method); `why` is
-    the reason for a row without any, or a remark."""
-
-    what: str
-    tests: tuple[str, ...] = ()
-    forge: tuple[str, ...] = ()
-    why: str = ""
-
-
-def _row(what: str, *tests: str, why: str = "") -> MatrixRow:
-    forge = tuple(test for test in tests if test.startswith(("test_", "parts.")))
-    return MatrixRow(what, tuple(test for test in tests if test not in forge), forge, why)
-
-
 FAULT_ROWS: Mapping[str, MatrixRow] = {
-    "D01": _row("no gcloud", f"{_ASKING}.test_no_gcloud"),
-    "D02": _row(
+    "D01": matrix_row("no gcloud", f"{_ASKING}.test_no_gcloud"),
+    "D02": matrix_row(
         "the login ends in a sweep", f"{_ASKING}.test_the_login_ends_in_the_middle_of_a_search"
     ),
-    "D03": _row(
+    "D03": matrix_row(
         "API off, 403",
         f"{_ASKING}.test_a_permission_is_no_fault_of_its_zone",
         f"{_ASKING}.test_a_service_that_is_off",
     ),
-    "D04": _row(
+    "D04": matrix_row(
         "quota",
         f"{_ASKING}.test_a_quota_shuts_its_region",
         f"{_ASKING}.test_no_quota_at_all_asks_nowhere",
     ),
-    "D05": _row(
+    "D05": matrix_row(
         "create without an answer",
         f"{_ASKING}.test_a_create_whose_answer_never_comes",
         f"{_ASKING}.test_a_searched_one_whose_answer_is_lost_is_the_only_one",
     ),
-    "D06": _row(
+    "D06": matrix_row(
         "create fails after creating",
         f"{_ASKING}.test_a_create_that_fails_after_it_created",
         f"{_ASKING}.test_half_a_machine_is_none_and_its_disk_is_told",
     ),
-    "D07": _row("seen late", f"{_ASKING}.test_a_machine_that_shows_late_stops_every_other"),
-    "D08": _row(
+    "D07": matrix_row("seen late", f"{_ASKING}.test_a_machine_that_shows_late_stops_every_other"),
+    "D08": matrix_row(
         "cleaning up fails",
         f"{_ENDING}.test_a_cancel_that_does_nothing_stops_the_search_by_name",
     ),
-    "D09": _row("the same create", f"{_ASKING}.test_the_same_again_and_with_other_values"),
-    "D10": _row(
+    "D09": matrix_row("the same create", f"{_ASKING}.test_the_same_again_and_with_other_values"),
+    "D10": matrix_row(
         "creates at once", _AT_ONCE, f"{_ASKING}.test_a_create_beside_a_search_makes_no_twin"
     ),
-    "D11": _row("other parameters", f"{_ASKING}.test_the_same_again_and_with_other_values"),
-    "D12": _row(
+    "D11": matrix_row("other parameters", f"{_ASKING}.test_the_same_again_and_with_other_values"),
+    "D12": matrix_row(
         "a namesake",
         f"{_ASKING}.test_a_namesake_of_somebody_else",
         f"{_REACHING}.test_a_name_that_somebody_else_has_now",
     ),
-    "D13": _row("stockouts", f"{_ASKING}.test_sold_out_here_and_there_and_a_poisoned_memory"),
-    "D14": _row("a warning before the JSON", _UNREADABLE),
-    "D15": _row("half a JSON, none", _UNREADABLE, f"{_ASKING}.test_a_zone_that_does_not_answer"),
-    "D16": _row(
+    "D13": matrix_row("stockouts", f"{_ASKING}.test_sold_out_here_and_there_and_a_poisoned_memory"),
+    "D14": matrix_row("a warning before the JSON", _UNREADABLE),
+    "D15": matrix_row(
+        "half a JSON, none", _UNREADABLE, f"{_ASKING}.test_a_zone_that_does_not_answer"
+    ),
+    "D16": matrix_row(
         "wrong types",
         _UNREADABLE,
         f"{_ASKING}.test_a_thing_that_cannot_be_read_is_told_and_stops_a_create",
     ),
-    "D17": _row("bytes that are no text", _UNREADABLE, _TEXTS),
-    "D18": _row("endless output", f"{_ASKING}.test_output_without_an_end"),
-    "D19": _row("a prompt", f"{_ENDING}.test_a_deletion_that_asks_and_one_that_only_helps"),
-    "D20": _row(
+    "D17": matrix_row("bytes that are no text", _UNREADABLE, _TEXTS),
+    "D18": matrix_row("endless output", f"{_ASKING}.test_output_without_an_end"),
+    "D19": matrix_row("a prompt", f"{_ENDING}.test_a_deletion_that_asks_and_one_that_only_helps"),
+    "D20": matrix_row(
         "a program that hangs", f"{_ASKING}.test_a_program_that_ignores_its_end_with_a_child"
     ),
-    "D21": _row(
+    "D21": matrix_row(
         "refused",
         f"{_REACHING}.test_a_server_that_is_down_on_a_machine_that_is_up",
         f"{_REACHING}.test_a_machine_that_cannot_be_reached",
     ),
-    "D22": _row("no way there", f"{_REACHING}.test_a_machine_that_cannot_be_reached"),
-    "D23": _row("names and TLS", why="the model is reached at loopback, through IAP's tunnel"),
-    "D24": _row(
+    "D22": matrix_row("no way there", f"{_REACHING}.test_a_machine_that_cannot_be_reached"),
+    "D23": matrix_row(
+        "names and TLS", why="the model is reached at loopback, through IAP's tunnel"
+    ),
+    "D24": matrix_row(
         "another service answers",
         f"{_REACHING}.test_a_stranger_at_this_end_of_the_tunnel",
         f"{_ANSWERS}.test_a_page_instead_of_a_stream",
     ),
-    "D25": _row("401, 403", f"{_ANSWERS}.test_every_request_is_refused"),
-    "D26": _row("429", f"{_ANSWERS}.test_every_request_is_refused"),
-    "D27": _row("5xx", f"{_ANSWERS}.test_every_request_is_refused"),
-    "D28": _row("a stream breaks off", f"{_ANSWERS}.test_a_stream_that_breaks_off"),
-    "D29": _row("a stream stalls", f"{_ANSWERS}.test_a_stream_that_stalls"),
-    "D30": _row(
+    "D25": matrix_row("401, 403", f"{_ANSWERS}.test_every_request_is_refused"),
+    "D26": matrix_row("429", f"{_ANSWERS}.test_every_request_is_refused"),
+    "D27": matrix_row("5xx", f"{_ANSWERS}.test_every_request_is_refused"),
+    "D28": matrix_row("a stream breaks off", f"{_ANSWERS}.test_a_stream_that_breaks_off"),
+    "D29": matrix_row("a stream stalls", f"{_ANSWERS}.test_a_stream_that_stalls"),
+    "D30": matrix_row(
         "odd events",
         f"{_ANSWERS}.test_events_without_choices",
         f"{_ANSWERS}.test_an_answer_cut_into_single_bytes",
         f"{_ANSWERS}.test_an_event_of_5_megabytes_is_an_event",
     ),
-    "D31": _row("an error in a stream", f"{_ANSWERS}.test_an_error_within_the_stream"),
-    "D32": _row(
+    "D31": matrix_row("an error in a stream", f"{_ANSWERS}.test_an_error_within_the_stream"),
+    "D32": matrix_row(
         "odd metrics",
         f"{_PARTS}.test_metrics.FormatTest.test_nan_and_infinity_are_absent_and_not_0",
         f"{_PARTS}.test_metrics.FormatTest.test_random_damage_never_raises_and_never_invents",
         why="needs a scripted page",
     ),
-    "D33": _row(
+    "D33": matrix_row(
         "endless metrics",
         f"{_PARTS}.test_metrics.ClientTest.test_an_endless_page_is_left_when_it_is_long_enough",
         f"{_PARTS}.test_metrics.ClientTest.test_a_compressed_page_is_not_unfolded",
         why="needs a scripted page",
     ),
-    "D34": _row(
+    "D34": matrix_row(
         "cancelled create",
         f"{_ENDING}.test_a_cancelled_call_is_settled_by_the_next",
         f"{_ENDING}.test_a_search_is_ended_and_what_it_asked_for_with_it",
     ),
-    "D35": _row("end of input", _SERVER_ENDS, "RentedLeavingSuite.test_when_it_is_idle"),
-    "D36": _row(
+    "D35": matrix_row("end of input", _SERVER_ENDS, "RentedLeavingSuite.test_when_it_is_idle"),
+    "D36": matrix_row(
         "SIGTERM", "RentedLeavingSuite.test_in_the_middle_of_a_call_with_an_attached_child"
     ),
-    "D37": _row(
+    "D37": matrix_row(
         "SIGKILL at any point",
         _SERVER_ENDS,
         f"{_PARTS}.test_capacity.CreateTest."
@@ -4729,199 +4840,203 @@ FAULT_ROWS: Mapping[str, MatrixRow] = {
         f"{_PARTS}.test_sweep.KilledAnywhereTest."
         "test_a_killed_sweep_has_written_down_what_lives_and_the_next_settles_it",
     ),
-    "D38": _row(
+    "D38": matrix_row(
         "no journal",
         f"{_ENDING}.test_no_journal_no_machine",
         "RentedFullDiskSuite.test_the_disk_is_full",
     ),
-    "D39": _row(
+    "D39": matrix_row(
         "a damaged journal",
         f"{_ENDING}.test_what_half_a_record_tells",
         f"{_ENDING}.test_a_damaged_search_hides_no_machine",
     ),
-    "D40": _row("a wrong clock", f"{_ENDING}.test_a_clock_that_was_put_forward_or_back"),
-    "D41": _row("a late grant", f"{_ENDING}.test_a_grant_that_comes_when_nobody_waits"),
-    "D42": _row("preempted", f"{_HOSTILE}.test_taken_back_in_the_middle_of_a_measurement"),
-    "D43": _row("gone already", f"{_ENDING}.test_gone_before_and_gone_twice"),
-    "D44": _row("still deleting", f"{_ENDING}.test_accepted_and_still_there"),
-    "D45": _row("deleted and running", f"{_ENDING}.test_accepted_and_still_there"),
-    "D46": _row("made anew since", f"{_ENDING}.test_made_anew_under_the_same_name"),
-    "D47": _row(
+    "D40": matrix_row("a wrong clock", f"{_ENDING}.test_a_clock_that_was_put_forward_or_back"),
+    "D41": matrix_row("a late grant", f"{_ENDING}.test_a_grant_that_comes_when_nobody_waits"),
+    "D42": matrix_row("preempted", f"{_HOSTILE}.test_taken_back_in_the_middle_of_a_measurement"),
+    "D43": matrix_row("gone already", f"{_ENDING}.test_gone_before_and_gone_twice"),
+    "D44": matrix_row("still deleting", f"{_ENDING}.test_accepted_and_still_there"),
+    "D45": matrix_row("deleted and running", f"{_ENDING}.test_accepted_and_still_there"),
+    "D46": matrix_row("made anew since", f"{_ENDING}.test_made_anew_under_the_same_name"),
+    "D47": matrix_row(
         "ssh refuses",
         f"{_REACHING}.test_a_machine_that_cannot_be_reached",
         why="host keys are not checked: IAP names the machine, and every machine is a new one",
     ),
-    "D48": _row(
+    "D48": matrix_row(
         "SSM cuts its output",
         f"{_OUTGOING}.test_the_end_of_a_noisy_log_is_what_is_shown",
         why="SSM is of another cloud; ssh's output keeps its end",
     ),
-    "D49": _row(
+    "D49": matrix_row(
         "SSM at the deadline",
         f"{_PARTS}.test_gcloud_ssh.RefusalTest.test_no_end_is_awaited_for_ever_and_nothing_is_left",
         why="SSM is of another cloud; an act over ssh ends with its connection",
     ),
-    "D50": _row(
+    "D50": matrix_row(
         "the boot fails",
         f"{_HOSTILE}.test_a_boot_that_fails_is_told_and_still_ends",
         "RentedDiagnosingSuite.test_a_failed_start_is_explained",
     ),
-    "D51": _row(
+    "D51": matrix_row(
         "the secret store", f"{_HOSTILE}.test_a_secret_that_is_not_to_be_had_is_not_made_anew"
     ),
-    "D52": _row(
+    "D52": matrix_row(
         "an odd token",
         f"{_HOSTILE}.test_a_token_with_a_line_end_an_empty_one_and_what_is_none",
     ),
-    "D53": _row("no price", f"{_ASKING}.test_a_place_without_a_price_and_one_over_budget"),
-    "D54": _row(
+    "D53": matrix_row("no price", f"{_ASKING}.test_a_place_without_a_price_and_one_over_budget"),
+    "D54": matrix_row(
         "a poisoned cache", f"{_ASKING}.test_sold_out_here_and_there_and_a_poisoned_memory"
     ),
-    "D55": _row("two rigs in a zone", _THREE_MARKS),
-    "D56": _row(
+    "D55": matrix_row("two rigs in a zone", _THREE_MARKS),
+    "D56": matrix_row(
         "hostile answers", _TEXTS, f"{_ANSWERS}.test_an_answer_of_3_megabytes_comes_out_bounded"
     ),
 }
 
 THREAT_ROWS: Mapping[str, MatrixRow] = {
-    "A01": _row(
+    "A01": matrix_row(
         "arguments to argv", _CORPUS, f"{_INPUT}.test_attacks_within_lists_are_refused_by_name"
     ),
-    "A02": _row(
+    "A02": matrix_row(
         "options in arguments",
         _AS_DATA,
         _CORPUS,
         f"{_PARTS}.test_gcloud.ArgumentTest.test_every_place_of_a_value_refuses_the_corpus",
     ),
-    "A03": _row("names that are paths", _CORPUS),
-    "A04": _row("the remote shell", _AS_DATA),
-    "A05": _row("the start-up script", _SENT_OUT, f"{_HOSTILE}.test_settings_are_data_too"),
-    "A06": _row("templates", f"{_HOSTILE}.test_settings_are_data_too"),
-    "A07": _row(
+    "A03": matrix_row("names that are paths", _CORPUS),
+    "A04": matrix_row("the remote shell", _AS_DATA),
+    "A05": matrix_row("the start-up script", _SENT_OUT, f"{_HOSTILE}.test_settings_are_data_too"),
+    "A06": matrix_row("templates", f"{_HOSTILE}.test_settings_are_data_too"),
+    "A07": matrix_row(
         "additional flags",
         "RentedCatalogueSuite.test_unknown_arguments_are_refused_by_name_in_every_tool",
         _SENT_OUT,
         why="no tool takes flags",
     ),
-    "A08": _row("docker's grants", _SENT_OUT, f"{_REACHING}.test_every_privilege_has_its_reason"),
-    "A09": _row(
+    "A08": matrix_row(
+        "docker's grants", _SENT_OUT, f"{_REACHING}.test_every_privilege_has_its_reason"
+    ),
+    "A09": matrix_row(
         "paths as names",
         _CORPUS,
         f"{_PARTS}.test_reports_toolset.TestTools.test_links_are_not_followed",
     ),
-    "A10": _row("addresses", _NO_SECRET_TAKEN, f"{_ANSWERS}.test_a_redirect_is_not_followed"),
-    "A11": _row("the machine's account", _SENT_OUT, why="its roles, not its scope, bound it"),
-    "A12": _row("the token in metadata", _CANARY),
-    "A13": _row("the token in arguments", _CANARY),
-    "A14": _row(
+    "A10": matrix_row("addresses", _NO_SECRET_TAKEN, f"{_ANSWERS}.test_a_redirect_is_not_followed"),
+    "A11": matrix_row("the machine's account", _SENT_OUT, why="its roles, not its scope, bound it"),
+    "A12": matrix_row("the token in metadata", _CANARY),
+    "A13": matrix_row("the token in arguments", _CANARY),
+    "A14": matrix_row(
         "the token in a trace", _CANARY, "test_boot_program.TestText.test_it_knows_no_shell"
     ),
-    "A15": _row("the token in the chat", _NO_SECRET_TAKEN),
-    "A16": _row(
+    "A15": matrix_row("the token in the chat", _NO_SECRET_TAKEN),
+    "A16": matrix_row(
         "modes of files",
         f"{_ENDING}.test_a_state_folder_that_is_nobody_elses",
         "RentedCommandLineSuite.test_the_token_goes_from_its_file_to_the_project",
     ),
-    "A17": _row(
+    "A17": matrix_row(
         "secrets in errors",
         f"{_HOSTILE}.test_the_words_of_the_provider",
         f"{_OUTGOING}.test_a_secret_that_others_say_does_not_pass_through",
         f"{_INPUT}.test_a_value_that_looks_like_a_secret_never_comes_back",
     ),
-    "A18": _row(
+    "A18": matrix_row(
         "secrets in reports",
         _CANARY,
         f"{_PARTS}.test_reports_toolset.TestSaving.test_nothing_private_is_written",
     ),
-    "A19": _row(
+    "A19": matrix_row(
         "orders in a log",
         _TEXTS,
         f"{_PARTS}.test_diagnosis_toolset.TestHostileLogs."
         "test_a_model_that_obeys_the_log_changes_nothing_but_its_own_field",
     ),
-    "A20": _row("orders to the agent", _TEXTS, f"{_HOSTILE}.test_the_words_of_the_provider"),
-    "A21": _row("names and labels of others", f"{_HOSTILE}.test_names_and_labels_of_others"),
-    "A22": _row(
+    "A20": matrix_row("orders to the agent", _TEXTS, f"{_HOSTILE}.test_the_words_of_the_provider"),
+    "A21": matrix_row("names and labels of others", f"{_HOSTILE}.test_names_and_labels_of_others"),
+    "A22": matrix_row(
         "floods",
         f"{_ASKING}.test_output_without_an_end",
         f"{_OUTGOING}.test_30_megabytes_of_any_bytes_and_an_endless_line_in_the_log",
         f"{_ANSWERS}.test_an_event_beyond_all_bounds_is_refused",
     ),
-    "A23": _row(
+    "A23": matrix_row(
         "any bytes",
         f"{_OUTGOING}.test_30_megabytes_of_any_bytes_and_an_endless_line_in_the_log",
         _TEXTS,
         f"{_INPUT}.test_a_lone_surrogate_on_the_wire_reaches_no_tool",
     ),
-    "A24": _row(
+    "A24": matrix_row(
         "destroying by token alone",
         f"{_ENDING}.test_without_the_token_of_that_very_thing",
         f"{_ENDING}.test_made_anew_under_the_same_name",
         f"{_ENDING}.test_a_clock_that_was_put_forward_or_back",
     ),
-    "A25": _row("the wrong project", f"{_HOSTILE}.test_a_wrong_project_asks_for_nothing"),
-    "A26": _row("ownership", _THREE_MARKS),
-    "A27": _row("whatever serves", _THREE_MARKS),
-    "A28": _row(
+    "A25": matrix_row("the wrong project", f"{_HOSTILE}.test_a_wrong_project_asks_for_nothing"),
+    "A26": matrix_row("ownership", _THREE_MARKS),
+    "A27": matrix_row("whatever serves", _THREE_MARKS),
+    "A28": matrix_row(
         "no end, no budget",
         _SENT_OUT,
         f"{_ASKING}.test_a_place_without_a_price_and_one_over_budget",
         f"{_ENDING}.test_a_grant_that_comes_when_nobody_waits",
     ),
-    "A29": _row("twins by repeating", f"{_ASKING}.test_a_create_whose_answer_never_comes"),
-    "A30": _row("at once", _AT_ONCE, f"{_ASKING}.test_a_create_beside_a_search_makes_no_twin"),
-    "A31": _row("a crash in a create", _SERVER_ENDS),
-    "A32": _row(
+    "A29": matrix_row("twins by repeating", f"{_ASKING}.test_a_create_whose_answer_never_comes"),
+    "A30": matrix_row(
+        "at once", _AT_ONCE, f"{_ASKING}.test_a_create_beside_a_search_makes_no_twin"
+    ),
+    "A31": matrix_row("a crash in a create", _SERVER_ENDS),
+    "A32": matrix_row(
         "the client leaves",
         _SERVER_ENDS,
         "RentedLeavingSuite.test_a_start_goes_on_without_the_server_that_began_it",
     ),
-    "A33": _row("clocks", f"{_ENDING}.test_a_clock_that_was_put_forward_or_back"),
-    "A34": _row("partitions", f"{_REACHING}.test_a_machine_that_cannot_be_reached"),
-    "A35": _row("streams", f"{_ANSWERS}.test_a_stream_that_breaks_off"),
-    "A36": _row(
+    "A33": matrix_row("clocks", f"{_ENDING}.test_a_clock_that_was_put_forward_or_back"),
+    "A34": matrix_row("partitions", f"{_REACHING}.test_a_machine_that_cannot_be_reached"),
+    "A35": matrix_row("streams", f"{_ANSWERS}.test_a_stream_that_breaks_off"),
+    "A36": matrix_row(
         "metrics by name",
         f"{_PARTS}.test_metrics.RecordedTest.test_vllm_s_names",
         f"{_PARTS}.test_metrics.FormatTest.test_a_name_is_exact",
         why="held beside a page that a real vLLM wrote",
     ),
-    "A37": _row("gcloud's output", _UNREADABLE),
-    "A38": _row(
+    "A37": matrix_row("gcloud's output", _UNREADABLE),
+    "A38": matrix_row(
         "the protocol's own line",
         f"{_OUTGOING}.test_30_megabytes_of_any_bytes_and_an_endless_line_in_the_log",
     ),
-    "A39": _row("TLS", why="the model is reached at loopback; gcloud and ssh do their own"),
-    "A40": _row("open ports", _SENT_OUT, _AS_DATA, why="the rig makes no firewall rule"),
-    "A41": _row("an API key", why="the server listens on the machine's loopback alone"),
-    "A42": _row(
+    "A39": matrix_row("TLS", why="the model is reached at loopback; gcloud and ssh do their own"),
+    "A40": matrix_row("open ports", _SENT_OUT, _AS_DATA, why="the rig makes no firewall rule"),
+    "A41": matrix_row("an API key", why="the server listens on the machine's loopback alone"),
+    "A42": matrix_row(
         "unsafe weights",
         _SENT_OUT,
         f"{_PARTS}.test_vllm_docker.ServeTest.test_only_hub_ids_are_served",
     ),
-    "A43": _row("supply chain", _SENT_OUT),
-    "A44": _row("docker's socket", _SENT_OUT),
-    "A45": _row(
+    "A43": matrix_row("supply chain", _SENT_OUT),
+    "A44": matrix_row("docker's socket", _SENT_OUT),
+    "A45": matrix_row(
         "files that start programs",
         "test_check.ManifestRuleTests.test_server_keys_and_starts",
         why="they are written by the build",
     ),
-    "A46": _row(
+    "A46": matrix_row(
         "read-only",
         "RentedReadOnlySuite.test_in_process_in_both_modes",
         "RentedReadOnlySuite.test_over_stdio",
     ),
-    "A47": _row("HTTP", why="the server speaks stdio and nothing else"),
-    "A48": _row(
+    "A47": matrix_row("HTTP", why="the server speaks stdio and nothing else"),
+    "A48": matrix_row(
         "an address of somebody else",
         f"{_REACHING}.test_a_name_that_somebody_else_has_now",
         f"{_REACHING}.test_a_stranger_at_this_end_of_the_tunnel",
     ),
-    "A49": _row(
+    "A49": matrix_row(
         "shared state files",
         f"{_ENDING}.test_a_state_folder_that_is_nobody_elses",
         f"{_ASKING}.test_sold_out_here_and_there_and_a_poisoned_memory",
     ),
-    "A50": _row(
+    "A50": matrix_row(
         "false success",
         f"{_ENDING}.test_accepted_and_still_there",
         f"{_ENDING}.test_a_deletion_that_asks_and_one_that_only_helps",
@@ -4935,29 +5050,12 @@ def matrix_rows() -> dict[str, MatrixRow]:
     return {**FAULT_ROWS, **THREAT_ROWS}
 
 
-class MatrixSuite(unittest.TestCase):
-    """The table holds, and tells itself row by row on standard error."""
+class MatrixSuite(FaultMatrixSuite):
+    """The Google rigs' table."""
 
     @classmethod
-    def suites(cls) -> dict[str, Any]:
-        """The classes whose tests run with this one, by name."""
-        listed = getattr(sys.modules[cls.__module__], "SUITES", ())
-        return {suite.__name__: suite for suite in listed}
-
-    def test_every_row_has_its_tests_or_its_reason(self) -> None:
-        rows, suites = matrix_rows(), self.suites()
-        wanted = [f"D{n:02}" for n in range(1, 57)] + [f"A{n:02}" for n in range(1, 51)]
-        self.assertEqual(list(rows), wanted)
-        for number, row in rows.items():
-            with self.subTest(row=number):
-                self.assertTrue(row.tests or row.forge or row.why, "no test and no reason")
-                self.assertTrue(row.tests or row.why, "why has the rig's suite no test of it?")
-                for test in row.tests:
-                    name, _, method = test.partition(".")
-                    self.assertIn(name, suites, f"{test} does not run in this suite")
-                    self.assertTrue(callable(getattr(suites[name], method, None)), test)
-                told = ", ".join(row.tests) or f"{row.why}{', '.join(('', *row.forge))}"
-                print(f"{number} {row.what}: {told}", file=sys.stderr)
+    def rows(cls) -> Mapping[str, MatrixRow]:
+        return matrix_rows()
 
 
 # ── suites / witness ──────────────────────────────────────────────────────────────────────────────
@@ -4993,6 +5091,131 @@ def rig_processes(state: Path, role: str = "") -> list[int]:
     return found
 
 
+# ── suites / fake_host_sandbox ────────────────────────────────────────────────────────────────────
+# A fake machine's folder on this computer: its /, its programs, its docker, and all it runs.
+#
+# Every process of a machine carries a mark and ends with it. Knows no cloud, and not how it boots.
+
+
+class FakeSandbox:
+    """One machine's folder. `root` is its /, `place` docker's folder, `bin` all of its PATH.
+
+    `engine` is the scripted vLLM that its containers run, `journal` where each program notes its
+    argument list, `port` this computer's for the port that the machine's model is served on.
+    """
+
+    journal: Path
+
+    def __init__(self, folder: Path, words: Mapping[str, Sequence[str]] = TPU_ENGINE_WORDS) -> None:
+        """`words` are what its engine's log says, as `write_fake_engine` has them."""
+        self.folder = folder
+        self.root, self.place, self.bin = folder / "root", folder / "docker", folder / "bin"
+        for path in ("dev", "var/lib/gemma4", "run", "root"):
+            (self.root / path).mkdir(parents=True, exist_ok=True)
+        self.place.mkdir()
+        (self.root / "dev" / "console").touch()
+        self.orders: dict[str, Any] = {}
+        self.engine = write_fake_engine(self.place, folder / "engine", words)
+        self.port = free_port()
+        self._seen = 0  # characters of the console that were passed on
+
+    def obey(self, orders: dict[str, Any], told: dict[str, Any]) -> None:
+        """From now on these are its faults; `told` is what its programs read of them."""
+        self.orders = orders
+        fresh = self.folder / "control.new"
+        fresh.write_text(json.dumps(told))
+        fresh.replace(self.place / "control.json")
+
+    def environment(self) -> dict[str, str]:
+        """What every process on the machine has in its environment."""
+        return {
+            "PATH": str(self.bin),
+            "LANG": "C.UTF-8",
+            "GEMMA4_ROOT": str(self.root),
+            "FAKE_MACHINE": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Runs a program on the machine."""
+        return subprocess.run(
+            [str(self.bin / argv[0]), *argv[1:]],
+            env=self.environment(),
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def begin(self, program: Path) -> subprocess.Popen[bytes]:
+        """Starts one of its scripts as root does; both of its streams in one."""
+        return subprocess.Popen(
+            [str(program)],
+            env={**self.environment(), "HOME": str(self.root / "root")},
+            cwd=self.root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def switch_on(self) -> None:
+        """Its services and its containers begin, as far as they are meant to."""
+        (self.place / "on").write_text(str(os.getpid()))
+        for enabled in self.place.glob("*.enabled"):
+            self.run("systemctl", "start", enabled.stem)
+        for wanted in self.place.glob("*.wanted"):
+            if "running" in wanted.read_text():
+                self.run("docker", "start", wanted.stem)
+
+    def switch_off(self) -> None:
+        """Every process of it ends, its disk stays."""
+        (self.place / "on").unlink(missing_ok=True)
+        end_marked("FAKE_MACHINE", str(self.folder))
+        end_marked("GEMMA4_ROOT", str(self.root))  # of tools that get no more than they need
+        for unit in self.place.glob("*.on"):
+            unit.unlink()
+        for container in self.place.glob("*.wanted"):
+            path = self.place / f"{container.stem}.json"
+            with contextlib.suppress(OSError, ValueError):
+                found = json.loads(path.read_text())
+                found["State"].update(Status="exited", Running=False, Pid=0, ExitCode=137)
+                path.write_text(json.dumps(found))
+
+    def fresh_console(self) -> str:
+        """What was written to /dev/console since the last time."""
+        text = (self.root / "dev" / "console").read_text(errors="replace")
+        fresh, self._seen = text[self._seen :], max(self._seen, len(text))
+        return fresh
+
+    # -- what a test looks at
+
+    def container(self, name: str = "vllm") -> dict[str, Any]:
+        """The container as docker knows it; empty where there is none."""
+        try:
+            return dict(json.loads((self.place / f"{name}.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def programs(self) -> list[list[str]]:
+        """The argument lists of every program that was run on it, oldest first."""
+        lines = self.journal.read_text().splitlines()
+        called = [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
+        return [words for words in called if "--keep" not in words]  # those keep others going
+
+
+def write_startable(path: Path, text: bytes) -> Path:
+    """Writes a program that is started at once, and returns its path.
+
+    By a process of its own: what another thread starts in that moment would inherit the open file,
+    and the kernel refuses to run what somebody may still write to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["/bin/sh", "-c", 'cat >"$0"', str(path)], input=text, check=True)
+    path.chmod(0o700)
+    return path
+
+
 # ── suites / fake_host ────────────────────────────────────────────────────────────────────────────
 # Machines of the fake Google that really run: a sandbox, a metadata server, a boot, a container.
 #
@@ -5000,9 +5223,7 @@ def rig_processes(state: Path, role: str = "") -> list[int]:
 # folder,
 # with stand-ins for docker, systemctl and shutdown before everything else on PATH. What it writes
 # to
-# its console is what the provider shows. Knows no rig and no boot program. All processes of a
-# machine
-# carry a mark and end with it.
+# its console is what the provider shows. Knows no rig and no boot program.
 
 SERVED_PORT = 8000  # on the machine's loopback, as a document has it
 MACHINE_TOKEN = "ya29.made-up-for-a-fake-machine"
@@ -5018,8 +5239,8 @@ _NO_NETWORK = (
 )
 
 
-class FakeHost:
-    """One machine. `root` is its /, `engine` the scripted vLLM that its containers run.
+class FakeHost(FakeSandbox):
+    """One machine.
 
     `script` replaces its faults, all at once: `pull`, `run`, `daemon`, `apt`, `sudo`, `systemd`,
     `bucket` (each the words of the program that fails), `pull_s` (seconds), `oom` (its container is
@@ -5028,33 +5249,22 @@ class FakeHost:
     """
 
     def __init__(self, hosts: FakeHosts, alias: str, name: str, folder: Path) -> None:
-        self.hosts, self.alias, self.name, self.folder = hosts, alias, name, folder
-        self.root, self.place = folder / "root", folder / "docker"
-        for path in ("dev", "var/lib/gemma4", "run", "root"):
-            (self.root / path).mkdir(parents=True, exist_ok=True)
-        self.place.mkdir()
-        (self.root / "dev" / "console").touch()
-        self.orders: dict[str, Any] = {}
-        self.engine = write_fake_engine(self.place, folder / "engine")
-        self.port = free_port()  # the machine's 8000 on this computer
-        self._seen = 0  # characters of the console that the provider has
+        super().__init__(folder)
+        self.hosts, self.alias, self.name = hosts, alias, name
         self._boot: subprocess.Popen[bytes] | None = None
         self._server: HostServer = serve_metadata(self.metadata, self.google)
         docker = hosts.orders.get("docker", True)
         port = hosts.control_port
         self.journal = write_machine_programs(
-            folder / "bin", self.place, self.root, port, alias, docker=docker
+            self.bin, self.place, self.root, port, alias, docker=docker
         )
         self.script(**hosts.orders)
 
     def script(self, **orders: Any) -> None:
-        self.orders = orders
         told = dict(orders)
         if orders.get("network") is False:
             told["pull"] = _NO_NETWORK
-        fresh = self.folder / "control.new"
-        fresh.write_text(json.dumps(told))
-        fresh.replace(self.place / "control.json")
+        self.obey(orders, told)
 
     # -- what it is to the provider
 
@@ -5079,45 +5289,23 @@ class FakeHost:
         return text
 
     def environment(self) -> dict[str, str]:
-        """What every process on the machine has in its environment."""
         return {
-            "PATH": str(self.folder / "bin"),
-            "LANG": "C.UTF-8",
-            "GEMMA4_ROOT": str(self.root),
+            **super().environment(),
             "GEMMA4_MINUTE_S": str(self.hosts.minute_s),
             "GCE_METADATA_HOST": f"127.0.0.1:{self._server.port}",
             "GEMMA4_SECRETS_URL": f"http://127.0.0.1:{self._server.port}",
-            "FAKE_MACHINE": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     # -- its life
 
     def start(self) -> None:
         """Switches it on: its services, its containers and its start-up script begin."""
-        (self.place / "on").write_text(str(os.getpid()))
-        for enabled in self.place.glob("*.enabled"):
-            (self.place / f"{enabled.stem}.on").unlink(missing_ok=True)
-            self.run("systemctl", "start", enabled.stem)
-        for wanted in self.place.glob("*.wanted"):
-            if "running" in wanted.read_text():
-                self.run("docker", "start", wanted.stem)
+        self.switch_on()
         script = self.attributes().get("startup-script", "")
         if not script:
             return
-        program = self.folder / "startup-script"
-        program.write_text(script)
-        program.chmod(0o755)
-        environment = {**self.environment(), "HOME": str(self.root / "root")}
-        self._boot = subprocess.Popen(
-            [str(program)],
-            env=environment,
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        program = write_startable(self.folder / "startup-script", script.encode())
+        self._boot = self.begin(program)
         threading.Thread(target=self._tell_console, args=(self._boot,), daemon=True).start()
 
     def _tell_console(self, boot: subprocess.Popen[bytes]) -> None:
@@ -5136,9 +5324,8 @@ class FakeHost:
 
     def tell(self) -> None:
         """Passes on what was written to /dev/console since the last time."""
-        text = (self.root / "dev" / "console").read_text(errors="replace")
-        if len(text) > self._seen:
-            fresh, self._seen = text[self._seen :], len(text)
+        fresh = self.fresh_console()
+        if fresh:
             self._to_provider(fresh.replace("\n", "\r\n"))
 
     def boot(self, patience_s: float = 120.0) -> int:
@@ -5153,33 +5340,12 @@ class FakeHost:
         self.tell()
         return status
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Runs a program on the machine."""
-        program = self.folder / "bin" / argv[0]
-        return subprocess.run(
-            [str(program), *argv[1:]],
-            env=self.environment(),
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
     def stop(self) -> None:
         """Switches it off: every process of it ends, its disk stays."""
         self.tell()
-        (self.place / "on").unlink(missing_ok=True)
-        end_marked("FAKE_MACHINE", str(self.folder))
+        self.switch_off()
         if self._boot is not None:
             self._boot.wait()
-        for container in self.place.glob("*.wanted"):
-            self._switched_off(self.place / f"{container.stem}.json")
-
-    def _switched_off(self, path: Path) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text())
-            found["State"].update(Status="exited", Running=False, Pid=0, ExitCode=137)
-            path.write_text(json.dumps(found))
 
     def reboot(self) -> int:
         """Off and on again; the status of the start-up script's second run."""
@@ -5195,19 +5361,6 @@ class FakeHost:
     def console(self) -> str:
         """What its first serial port has shown."""
         return str(self.machine().get("_serial", ""))
-
-    def container(self, name: str = "vllm") -> dict[str, Any]:
-        """The container as docker knows it; empty where there is none."""
-        try:
-            return dict(json.loads((self.place / f"{name}.json").read_text()))
-        except FileNotFoundError:
-            return {}
-
-    def programs(self) -> list[list[str]]:
-        """The argument lists of every program that was run on it, oldest first."""
-        lines = self.journal.read_text().splitlines()
-        called = [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
-        return [words for words in called if "--keep" not in words]  # those keep others going
 
     # -- requests to its metadata server, and its own ones to Google
 
@@ -6205,8 +6358,8 @@ class BadInputSuite(RigCase):
 # server.py as a command: what the make targets call goes through the same checks as a client's.
 
 
-class CommandLineSuite(RigCase):
-    """Status 0 and the answer on standard output, or status 1 and the reason on standard error."""
+class CommandCase(RigCase):
+    """A case that runs the rig's server.py as a command."""
 
     def program(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run server.py with `words` as a process, to its end."""
@@ -6231,6 +6384,10 @@ class CommandLineSuite(RigCase):
             for number, handler in handlers:
                 signal.signal(number, handler)
         return status, out.getvalue(), err.getvalue()
+
+
+class CommandLineSuite(CommandCase):
+    """Status 0 and the answer on standard output, or status 1 and the reason on standard error."""
 
     def test_from_preflight_to_stop(self) -> None:
         status, out, _ = self.command("preflight")
@@ -6943,13 +7100,13 @@ class ReadOnlySuite(RigCase):
 
 
 # ── suites / rented_case ──────────────────────────────────────────────────────────────────────────
-# What the suites of a rented rig stand on: a Google on loopback, its machines, a stand-in gcloud.
+# What the suites of every rented rig stand on, whoever rents out its machines.
 #
-# A test case with all that, in which machines really boot and a scripted vLLM is served behind a
-# tunnel. Knows the tools that rent and no fault.
+# A provider on loopback whose machines really boot and serve a scripted model behind a tunnel, and
+# a
+# test case with the acts of renting. Knows no provider: the modules beside it bring one.
 
-RENTED_PROJECT = "fake-proj"
-HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the project's secret holds; made up
+HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the secret of the account holds; made up
 IMAGE_DIGEST_NOW = "sha256:" + "c0ffee00" * 8
 # The built server, looking more often: a fake machine boots in seconds. Its workers are the same.
 IMPATIENT = """
@@ -6976,37 +7133,70 @@ class _Registry(BaseHTTPRequestHandler):
     do_GET = do_HEAD
 
 
-class ScriptedHosts(FakeHosts):
-    """Machines whose model server obeys one script, also those that do not exist yet."""
+class RentedProvider(FakeEngine):
+    """A provider and its machines in the place of an engine; a subclass is one provider.
 
-    def __init__(self, cloud: FakeGoogle, folder: Path) -> None:
-        super().__init__(cloud, folder)
-        self.engine_orders: dict[str, Any] = {}
+    `values` are what a rig's tpu.env must say here, who pays first; `programs` those of the user's
+    that reach the provider or a machine, in `bin`; `hidden` begins the variables of a user's own.
+    """
 
-    def _host(self, alias: str, name: str) -> FakeHost:
-        with self._making:
-            fresh = alias not in self.hosts
-            host = super()._host(alias, name)
-            if fresh:
-                host.engine.script(**self.engine_orders)
-            return host
-
-
-class FakeProvider(FakeEngine):
-    """The provider and its machines in the place of an engine. `google` is the cloud, `hosts` its
-    machines, `argv_file` the stand-in gcloud's journal."""
+    values: ClassVar[Mapping[str, str]] = {}
+    more_values: ClassVar[Mapping[str, str]] = {}  # that a create asks for beside
+    bin: Path
+    programs: ClassVar[tuple[str, ...]] = ()
+    hidden: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.google = FakeGoogle(RENTED_PROJECT)
-        self.hosts = ScriptedHosts(self.google, folder / "hosts")
+        self.engine_orders: dict[str, Any] = {}
+
+    # What a provider brings
+
+    def start(self) -> None:
+        """Start the provider and the owner of its machines."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End both."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """An empty account, with the machines' secret in it; its old machines are switched off."""
+        raise NotImplementedError
+
+    def rented(self) -> dict[str, list[str]]:
+        """The names of what would cost money now, by kind ("instances", ...)."""
+        raise NotImplementedError
+
+    def changes(self) -> int:
+        """How many requests that change something it was sent."""
+        raise NotImplementedError
+
+    def heard(self) -> str:
+        """Everything that it, or its program here, was told."""
+        raise NotImplementedError
+
+    def escapes(self) -> list[str]:
+        """Requests for any other host than this computer."""
+        raise NotImplementedError
+
+    def machines(self) -> list[Any]:
+        """Its machines as computers, each with an `engine`, live or not."""
+        raise NotImplementedError
+
+    def machine(self, name: str) -> Any:
+        """The newest machine of that name, as soon as it runs."""
+        raise NotImplementedError
+
+    def own_surroundings(self) -> dict[str, str]:
+        """Variables by which a rig finds this provider and no other, PATH among them."""
+        raise NotImplementedError
+
+    # The rest is the same for all
 
     def install(self) -> None:
-        """Start Google, its machines' owner and the registry; write gcloud and ssh."""
         self.folder.mkdir(parents=True)
-        self.google.start()
-        self.hosts.__enter__()
-        self.argv_file = fake_gcloud(self.hosts.bin)
+        self.start()
         self._registry = ThreadingHTTPServer(("127.0.0.1", 0), _Registry)
         serve = self._registry.serve_forever
         threading.Thread(target=serve, args=(0.05,), daemon=True).start()
@@ -7014,96 +7204,50 @@ class FakeProvider(FakeEngine):
 
     def remove(self) -> None:
         """End all of it."""
-        self.hosts.__exit__()
-        self.google.stop()
+        self.stop()
         self._registry.shutdown()
         self._registry.server_close()
 
     def surroundings(self) -> dict[str, str]:
-        """Variables by which a rig finds the cloud; no login, no home and no proxy of a user's."""
-        names = ("PATH", "CLOUDSDK_", "GOOGLE_")
-        given = self.google.environment(self.folder, path=str(self.hosts.bin))
         registry = f"http://127.0.0.1:{self._registry.server_address[1]}"
-        return {
-            **{key: value for key, value in given.items() if key.startswith(names)},
-            "GEMMA4_GOOGLE_ENDPOINT": self.google.base,
-            "IMAGE_REGISTRY": registry,
-            "NO_GCE_CHECK": "true",  # or Google's library looks for a metadata server
-        }
-
-    def renew(self) -> None:
-        """An empty project, with the machines' secret in it; its old machines are switched off."""
-        google = self.google
-        with google.lock:
-            world = google.world
-            world.script, world.now = GoogleScript(), float(int(time.time()))
-            google.compute, google.tpu = FakeCompute(world), FakeTpu(world)
-            google.secrets, google.logging = FakeSecrets(world), FakeLogging(world)
-            google.login = FakeLogin(world)
-            google.secrets.payloads["hf-token"] = [base64.b64encode(HELD_TOKEN.encode()).decode()]
-            google.secrets.labels["hf-token"] = {"managed-by": "gemma4-rigs"}
-            google.requests.clear()
-            old = list(self.hosts.hosts.items())
-            for alias, _host in old:
-                del self.hosts.hosts[alias]
-        for _alias, host in old:
-            host.close()
-        self.hosts.orders = {}
-        self.argv_file.write_text("")
-        self.script()
-
-    # The machines' model servers
+        return {**self.own_surroundings(), "IMAGE_REGISTRY": registry}
 
     def script(self, **orders: Any) -> None:
         """The script of every machine's model server, those to come as well."""
-        self.hosts.engine_orders = orders
-        for host in list(self.hosts.hosts.values()):
-            host.engine.script(**orders)
+        self.engine_orders = orders
+        for machine in self.machines():
+            machine.engine.script(**orders)
 
     def requests(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.requests()]
+        return [one for machine in self.machines() for one in machine.engine.requests()]
 
     def starts(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.starts()]
+        return [one for machine in self.machines() for one in machine.engine.starts()]
 
     def serving(self) -> list[int]:
         """The pids of the model servers that run on machines now."""
         return [one["pid"] for one in self.starts() if psutil.pid_exists(one["pid"])]
 
-    # Witnesses
-
-    def rented(self) -> dict[str, list[str]]:
-        """What would cost money now, by kind; the secrets aside, which cost cents."""
-        return {kind: names for kind, names in self.google.held().items() if kind != "secrets"}
-
-    def called(self, *words: str) -> list[list[str]]:
-        """The argument lists with which gcloud was started that begin with `words`."""
-        lines = [json.loads(line)[1:] for line in self.argv_file.read_text().splitlines()]
-        return [line for line in lines if line[: len(words)] == list(words)]
-
-    def hold_environment_check(self, hold: bool) -> None:
-        """Whether Google answers nothing; both calls from one thread."""
-        if hold:
-            self.google.lock.acquire()
-        else:
-            self.google.lock.release()
-
 
 def rented_rig(
-    server_folder: Path, tools: Mapping[str, str], weights: str, words: Mapping[str, str]
+    server_folder: Path,
+    tools: Mapping[str, str],
+    weights: str,
+    words: Mapping[str, str],
+    provider: Callable[[Path], RentedProvider],
 ) -> RigUnderTest:
     """A rig that rents, as its suite tests it: `weights` is the Hugging Face id that it serves."""
     return RigUnderTest(
         server_folder,
         tools,
-        make_engine=FakeProvider,
+        make_engine=provider,
         make_model=lambda _folder: Path(weights),  # in the form in which a suite holds a model
         words=words,
     )
 
 
 class RentedCase(RigCase):
-    """A test case with a provider of its own. After each test its project is empty, no process of
+    """A test case with a provider of its own. After each test its account is empty, no process of
     the rig is left and its state is forgotten, unless the class `keeps_running`."""
 
     fake_on_path: ClassVar[bool] = False  # what it needs lies on PATH, not on PYTHONPATH
@@ -7111,16 +7255,8 @@ class RentedCase(RigCase):
     zone: ClassVar[str] = "europe-west4-a"
 
     @classmethod
-    def provider(cls) -> FakeProvider:
-        return cast(FakeProvider, cls.engine)
-
-    @property
-    def google(self) -> FakeGoogle:
-        return self.provider().google
-
-    @property
-    def hosts(self) -> ScriptedHosts:
-        return self.provider().hosts
+    def provider(cls) -> RentedProvider:
+        return cast(RentedProvider, cls.engine)
 
     @classmethod
     def prepare(cls) -> None:
@@ -7139,7 +7275,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
-        hidden = ("CLOUDSDK_", "GOOGLE_")
+        hidden = cls.provider().hidden
         with mock.patch.dict(os.environ):
             for name in list(os.environ):
                 if name.startswith(hidden) or name.lower().endswith("_proxy"):
@@ -7148,10 +7284,11 @@ class RentedCase(RigCase):
 
     @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "PROJECT": RENTED_PROJECT}
+        # A fake machine's minute is seconds: it must not end while a busy computer thinks.
+        return {**super().good_settings(), "IDLE_MINUTES": "10080", **cls.provider().values}
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual(self.google.escapes, [], "a request left this computer's Google")
+        self.assertEqual(self.provider().escapes(), [], "a request left this computer")
         await super().asyncTearDown()
 
     async def bring_to_rest(self) -> None:
@@ -7159,7 +7296,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def forget_everything(cls) -> None:
-        """Kill what the rig has running here, empty the project, remove the rig's state."""
+        """Kill what the rig has running here, empty the account, remove the rig's state."""
         cls._end_everything()
         cls.provider().renew()
         shutil.rmtree(cls.state, ignore_errors=True)
@@ -7174,9 +7311,9 @@ class RentedCase(RigCase):
 
     async def ready(self, client: Client, /) -> dict[str, Any]:
         """Wait until the machine serves; the outcome."""
-        outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+        outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         if outcome["state"] == "starting":  # also where a watch was killed, and that is told
-            outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+            outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         self.assertEqual(outcome["state"], "ready", outcome)
         return outcome
 
@@ -7194,7 +7331,7 @@ class RentedCase(RigCase):
             async with Client(cls.module.AssembledRig(cls.module.RIG, server_file).server()) as one:
                 for tool, arguments in (
                     ("create_tpu_vm_instance", {"zone": cls.zone}),
-                    ("wait_for_vllm_ready", {"wait_s": 50}),
+                    ("wait_for_model_ready", {"wait_s": 50}),
                 ):
                     result = await one.call_tool(spelled(tool), arguments)
                     if result.is_error:
@@ -7220,11 +7357,11 @@ class RentedCase(RigCase):
         plan = await self.answer(client, "plan_destroy", **where)
         return await self.answer(client, "destroy_tpu_vm_instance", **where, token=plan["token"])
 
-    def host(self) -> FakeHost:
-        """The one machine that this project has, as a computer."""
-        held = self.google.held()
+    def host(self) -> Any:
+        """The one machine that is rented, as a computer."""
+        held = self.rented()
         (name,) = held.get("instances") or held["nodes"]
-        return self.hosts.host(name)
+        return self.provider().machine(name)
 
     # Witnesses
 
@@ -7246,11 +7383,139 @@ class RentedCase(RigCase):
         await super().assert_all_gone()
 
 
+# ── suites / google_case ──────────────────────────────────────────────────────────────────────────
+# Google as the provider of a rented rig's suite: on loopback, with a stand-in for gcloud.
+#
+# And a test case that knows it is Google's.
+
+RENTED_PROJECT = "fake-proj"
+
+
+class ScriptedHosts(FakeHosts):
+    """Machines whose model server obeys one script, also those that do not exist yet."""
+
+    def __init__(self, cloud: FakeGoogle, folder: Path, provider: GoogleProvider) -> None:
+        super().__init__(cloud, folder)
+        self._provider = provider
+
+    def _host(self, alias: str, name: str) -> FakeHost:
+        with self._making:
+            fresh = alias not in self.hosts
+            host = super()._host(alias, name)
+            if fresh:
+                host.engine.script(**self._provider.engine_orders)
+            return host
+
+
+class GoogleProvider(RentedProvider):
+    """`google` is the cloud, `hosts` its machines, `argv_file` the stand-in gcloud's journal."""
+
+    values: ClassVar[Mapping[str, str]] = {"PROJECT": RENTED_PROJECT}
+    more_values: ClassVar[Mapping[str, str]] = {"SERVICE_ACCOUNT": "gemma4-rig"}
+    programs: ClassVar[tuple[str, ...]] = ("gcloud", "ssh")
+    hidden: ClassVar[tuple[str, ...]] = ("CLOUDSDK_", "GOOGLE_")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.google = FakeGoogle(RENTED_PROJECT)
+        self.hosts = ScriptedHosts(self.google, folder / "hosts", self)
+        self.bin = self.hosts.bin
+
+    def start(self) -> None:
+        self.google.start()
+        self.hosts.__enter__()
+        self.argv_file = fake_gcloud(self.hosts.bin)
+
+    def stop(self) -> None:
+        self.hosts.__exit__()
+        self.google.stop()
+
+    def own_surroundings(self) -> dict[str, str]:
+        names = ("PATH", *self.hidden)
+        given = self.google.environment(self.folder, path=str(self.hosts.bin))
+        return {
+            **{key: value for key, value in given.items() if key.startswith(names)},
+            "GEMMA4_GOOGLE_ENDPOINT": self.google.base,
+            "NO_GCE_CHECK": "true",  # or Google's library looks for a metadata server
+        }
+
+    def renew(self) -> None:
+        google = self.google
+        with google.lock:
+            world = google.world
+            world.script, world.now = GoogleScript(), float(int(time.time()))
+            google.compute, google.tpu = FakeCompute(world), FakeTpu(world)
+            google.secrets, google.logging = FakeSecrets(world), FakeLogging(world)
+            google.login = FakeLogin(world)
+            google.secrets.payloads["hf-token"] = [base64.b64encode(HELD_TOKEN.encode()).decode()]
+            google.secrets.labels["hf-token"] = {"managed-by": "gemma4-rigs"}
+            google.requests.clear()
+            old = list(self.hosts.hosts.items())
+            for alias, _host in old:
+                del self.hosts.hosts[alias]
+        for _alias, host in old:
+            host.close()
+        self.hosts.orders = {}
+        self.argv_file.write_text("")
+        self.script()
+
+    def machines(self) -> list[Any]:
+        return list(self.hosts.hosts.values())
+
+    def machine(self, name: str) -> FakeHost:
+        return self.hosts.host(name)
+
+    # Witnesses
+
+    def rented(self) -> dict[str, list[str]]:
+        """The secrets are left out: they cost cents."""
+        return {kind: names for kind, names in self.google.held().items() if kind != "secrets"}
+
+    def changes(self) -> int:
+        with self.google.lock:
+            sent = [one for one in self.google.requests if one.method != "GET"]
+        return len([one for one in sent if "importSshPublicKey" not in one.path])
+
+    def heard(self) -> str:
+        return self.argv_file.read_text()
+
+    def escapes(self) -> list[str]:
+        return list(self.google.escapes)
+
+    def called(self, *words: str) -> list[list[str]]:
+        """The argument lists with which gcloud was started that begin with `words`."""
+        lines = [json.loads(line)[1:] for line in self.argv_file.read_text().splitlines()]
+        return [line for line in lines if line[: len(words)] == list(words)]
+
+    def hold_environment_check(self, hold: bool) -> None:
+        """Whether Google answers nothing; both calls from one thread."""
+        if hold:
+            self.google.lock.acquire()
+        else:
+            self.google.lock.release()
+
+
+class GoogleCase(RentedCase):
+    """A rented case whose provider is Google."""
+
+    @classmethod
+    def provider(cls) -> GoogleProvider:
+        return cast(GoogleProvider, cls.engine)
+
+    @property
+    def google(self) -> FakeGoogle:
+        return self.provider().google
+
+    @property
+    def hosts(self) -> ScriptedHosts:
+        return self.provider().hosts
+
+
 # ── suites / rented_commands ──────────────────────────────────────────────────────────────────────
 # A rented rig's server.py as a command: preflight over every gap, from create to take-down.
 
 
-class RentedCommandLineSuite(RentedCase, CommandLineSuite):
+class RentedCommandLineSuite(GoogleCase, CommandLineSuite):
     """The same checks as a client's calls; nothing is taken down without a word."""
 
     def test_from_preflight_to_stop(self) -> None:
@@ -7427,7 +7692,7 @@ server.MACHINE_FRESH_S = 0.3
 """
 
 
-class RentedFaultCase(RentedCase):
+class RentedFaultCase(GoogleCase):
     """A rented case with a gcloud that goes wrong on order, and with shorter patience."""
 
     server_name = "hasty.py"
@@ -7805,16 +8070,17 @@ class EndingFaultSuite(RentedFaultCase):
             server.send("tools/call", call)
             await self.until(self.rented, "nothing was asked for")
             (pid,) = self.gcloud.pids()
-            family = psutil.Process(pid).children(recursive=True)
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
             if way == "end of input":
                 server.close_input()
             else:
                 os.kill(server.process.pid, signal.SIGKILL)
             await self.until(lambda: server.process.poll() is not None, "the server stays")
             if way == "SIGKILL":  # nothing can be done by who is killed
-                for one in (psutil.Process(pid), *family):
-                    one.kill()
-            await self.assert_none_left(pid, *(one.pid for one in family))
+                for one in family:
+                    with suppress(psutil.NoSuchProcess):  # one may end with the one before it
+                        one.kill()
+            await self.assert_none_left(*(one.pid for one in family))
         self.gcloud.mend()
         self.assert_marked(1)
         journal = [entry for entry in self.journal() if entry["event"].startswith("create ")]
@@ -8417,7 +8683,7 @@ _SMALL_BENCH = {
 _TOKEN_FILE = "run/gemma4/token.env"
 
 
-class RentedOutgoingSuite(RentedCase, OutgoingSuite):
+class RentedOutgoingSuite(GoogleCase, OutgoingSuite):
     """The shared suite, with everything that a machine and its provider were told."""
 
     def rent_and_wait(self, server: RawServer) -> dict[str, Any]:
@@ -8730,7 +8996,7 @@ class RentedDiagnosingSuite(RentedCase, DiagnosingSuite):
 # and the provider itself will end it.
 
 
-class RentedStorySuite(RentedCase):
+class RentedStorySuite(GoogleCase):
     """One machine's life, as a person's words would lead an agent through it."""
 
     async def found(self, client: Client, /, **arguments: Any) -> dict[str, Any]:
@@ -9019,8 +9285,8 @@ RENTED_WORDS = {
     "get_endpoint": "get_vllm_endpoint",
     "run_benchmark": "run_vllm_benchmark",
 }
-_NOWHERE = "tpu-vllm-v6e1-2b-none00"  # a name that nothing has
-# Lifts the limit of the rig's process for gcloud, whose own disk is another one.
+_NOWHERE = "gemma4-rig-none00"  # a name that nothing has
+# Lifts the limit of the rig's process for another program, whose own disk is another one.
 _UNLIMITED = """#!{python} -SE
 import os, resource, sys
 most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -9032,7 +9298,12 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 class RentedCatalogueSuite(RentedCase, CatalogueSuite):
     """The list that is loaded by default, and the whole one."""
 
-    plan_tokens = frozenset({"destroy_tpu_vm_instance", "destroy_queued_resource", "reap_orphans"})
+    plan_tokens = frozenset(
+        (
+            *("destroy_tpu_vm_instance", "destroy_queued_resource", "destroy_gpu_instance"),
+            "reap_orphans",
+        )
+    )
 
     async def test_all_toolsets_are_the_default_ones_and_more(self) -> None:
         with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
@@ -9054,9 +9325,13 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
     stand_ins = {
         **STAND_INS,
         "name": _NOWHERE,
-        "zone": "europe-west4-a",
         "token": "plan-" + "A" * 32,
     }
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stand_ins = {**cls.stand_ins, "zone": cls.zone}
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
@@ -9064,21 +9339,15 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.before = (self.rented(), self._changes())
+        self.before = (self.rented(), self.provider().changes())
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual((self.rented(), self._changes()), self.before)
-        heard = self.provider().argv_file.read_text()
+        self.assertEqual((self.rented(), self.provider().changes()), self.before)
+        heard = self.provider().heard()
         for attack in ATTACK_CORPUS:
             if len(attack.strip()) > 3:
-                self.assertNotIn(attack, heard, "an attack became an argument of gcloud")
+                self.assertNotIn(attack, heard, "the provider was told an attack")
         await super().asyncTearDown()
-
-    def _changes(self) -> int:
-        """How many requests that change something Google was sent."""
-        with self.google.lock:
-            sent = [one for one in self.google.requests if one.method != "GET"]
-        return len([one for one in sent if "importSshPublicKey" not in one.path])
 
     def test_attacks_within_lists_are_refused_by_name(self) -> None:
         lists = 0
@@ -9103,6 +9372,11 @@ class RentedReadOnlySuite(RentedCase, ReadOnlySuite):
 
     stopping_tool = "destroy_tpu_vm_instance"
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stopping_tool = spelled(cls.stopping_tool)
+
     async def nothing_is_waited_for(self, client: Client) -> None:
         await self.refusal(client, "wait_for_model_ready", "NOT_FOUND", wait_s=0)
 
@@ -9116,13 +9390,19 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
     """tpu.env at fault, a missing project first of all: nothing is asked for."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
     stopping_tool = ""
     defaulted = ("MAX_HOURS", "4.0")
 
     @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
+
+    @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "BUDGET_USD": "12", "SERVICE_ACCOUNT": "gemma4-rig"}
+        more = cls.provider().more_values
+        return {**super().good_settings(), "BUDGET_USD": "12", **more}
 
     def _faults(self) -> dict[str, tuple[str, str]]:
         good, given = self._good(), self.good_settings()
@@ -9131,17 +9411,21 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
             lines = [f"{key}={value}\n" for key, value in given.items() if key != name]
             return "".join(lines) + instead
 
-        project, port = f"PROJECT={RENTED_PROJECT}\n", f"PORT={self.port}\n"
+        payer, port = next(iter(self.provider().values)), f"PORT={self.port}\n"
+        line, pays = list(given).index(payer) + 1, f"{payer}={given[payer]}\n"
         return {
-            "no project": (but("PROJECT"), "PROJECT is missing"),
-            "an empty project": (but("PROJECT", "PROJECT=\n"), "PROJECT"),
-            "a project that cannot be one": (but("PROJECT", "PROJECT=My!\n"), "PROJECT (from"),
+            "no payer": (but(payer), f"{payer} is missing"),
+            "an empty payer": (but(payer, f"{payer}=\n"), payer),
+            "a payer that cannot be one": (but(payer, f"{payer}=My!\n"), f"{payer} (from"),
             "no budget": (but("BUDGET_USD"), "BUDGET_USD is missing"),
             "no model": (but("MODEL_NAME"), "MODEL_NAME is missing"),
             "an unknown key": (good + "PROT=8000\n", "PROT is not a key of this rig"),
-            "a key twice": (good + project, "PROJECT stands in line 3 already"),
-            "garbage": (good + "this is no assignment\n", "line 6 is not KEY=value"),
-            "interpolation": (but("PROJECT", "PROJECT=${ME}\n"), "PROJECT holds a '$'"),
+            "a key twice": (good + pays, f"{payer} stands in line {line} already"),
+            "garbage": (
+                good + "this is no assignment\n",
+                f"line {len(given) + 1} is not KEY=value",
+            ),
+            "interpolation": (but(payer, f"{payer}=${{ME}}\n"), f"{payer} holds a '$'"),
             "a port that is no number": (good.replace(port, "PORT=http\n"), "PORT (from tpu.env)"),
             "hours without end": (good + "MAX_HOURS=9999\n", "MAX_HOURS (from tpu.env)"),
         }
@@ -9152,19 +9436,25 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
 
 
 class RentedLeavingSuite(RentedCase, LeavingSuite):
-    """gcloud is the attached child here; what goes on without the server is a search."""
+    """The provider's program is the attached child here; what goes on without the server is a
+    search."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
 
     async def children(self, server: RawServer) -> list[psutil.Process]:
         process = psutil.Process(server.process.pid)
-        gcloud = str(self.hosts.bin / "gcloud")
+        program = str(self.provider().bin / self.provider().programs[0])
 
         def found() -> list[psutil.Process]:
-            return [child for child in process.children() if gcloud in child.cmdline()]
+            return [child for child in process.children() if program in child.cmdline()]
 
-        children: list[psutil.Process] = await self.until(found, "gcloud was not started")
+        children: list[psutil.Process] = await self.until(found, "it was not started")
         return children
 
     def assert_starts(self, server: RawServer) -> None:
@@ -9174,7 +9464,7 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
 
     async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
         with self.server() as server:
-            begun = server.call("find_tpu_vm", {})["result"]["structuredContent"]
+            begun = server.call(spelled("find_tpu_vm"), {})["result"]["structuredContent"]
             self.leave(server, 0)
         with self.server() as server:
             found = {"state": "queued"}
@@ -9182,26 +9472,27 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
                 answer = server.call("get_job", {"job_id": begun["job_id"], "wait_s": 20})
                 found = answer["result"]["structuredContent"]
             self.assertEqual(found["state"], "done", found)
-            ready = server.call("wait_for_vllm_ready", {"wait_s": 50}, 60.0)
+            ready = server.call(spelled("wait_for_model_ready"), {"wait_s": 50}, 60.0)
             self.assertEqual(ready["result"]["structuredContent"]["state"], "ready", ready)
             answered = server.call("query_gemma4", {"prompt": "still there?"})
             self.assertEqual(call_fault(answered), "")
 
 
 class RentedFullDiskSuite(RentedCase, FullDiskSuite):
-    """No intent on the disk, no machine; gcloud's own disk is a good one."""
+    """No intent on the disk, no machine; the disk of the provider's program is a good one."""
 
     starting_tool = "find_tpu_vm"
     preamble = IMPATIENT
-    looking = ("get_system_status", "list_tpu_vm_instances", "get_help")
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.looking = ("get_system_status", spelled("list_tpu_vm_instances"), "get_help")
         folder = cls.place / "unlimited"
         folder.mkdir()
-        for name in ("gcloud", "ssh"):
-            real = str(cls.provider().hosts.bin / name)
+        for name in cls.provider().programs:
+            real = str(cls.provider().bin / name)
             (folder / name).write_text(_UNLIMITED.format(python=sys.executable, real=real))
             (folder / name).chmod(0o755)
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -9214,7 +9505,7 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         super()._refused(server, *words)
         self.assertEqual(self.rented(), {})
         # A create by hand is no different.
-        fault = call_fault(server.call("create_tpu_vm_instance", {"zone": self.zone}))
+        fault = call_fault(server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone}))
         self.assertTrue(fault.startswith("DENIED "), fault)
         self.assertEqual(self.rented(), {})
 
@@ -9223,12 +9514,12 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         self.state.write_text("not a folder")
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
             self.state.unlink()
-            answer = server.call("create_tpu_vm_instance", {"zone": self.zone})
+            answer = server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone})
             made = self.rented()
             self.assertEqual(bool(call_fault(answer)), not made, answer)
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
-            listing = server.call("list_tpu_vm_instances", {})["result"]["structuredContent"]
-            names = [one["name"] for one in listing["rentals"]]
+            listing = server.call(spelled("list_tpu_vm_instances"), {})["result"]
+            names = [one["name"] for one in listing["structuredContent"]["rentals"]]
             self.assertEqual(names, made.get("instances", []))
 
     def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:
@@ -9294,7 +9585,7 @@ TOOLS_WITH_EFFECT = {
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
     folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it"
-    use_rig(rented_rig(folder, TOOLS_WITH_EFFECT, weights, RENTED_WORDS))
+    use_rig(rented_rig(folder, TOOLS_WITH_EFFECT, weights, RENTED_WORDS, GoogleProvider))
 
 
 SUITES = (

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from forge.parts.assembly.cloud_tpu_rig import CloudTpuVllmSettings, RentedCloudTpu
 from forge.parts.assembly.command_line import run_rig
+from forge.parts.assembly.rented_machine import RENTED_COMMANDS, RENTED_OFF_BY_DEFAULT
 from forge.parts.assembly.rented_vllm import (
     GOOGLE_REQUIREMENTS,
-    RENTED_COMMANDS,
-    RENTED_OFF_BY_DEFAULT,
     RENTED_PROGRAMS,
+    RENTED_TPU_WORDS,
     RENTED_VLLM_TOOLSETS,
     rented_vllm_runtime,
 )
@@ -34,7 +34,7 @@ RIG = Rig(
         "destroy_queued_resource."
     ),
     settings=CloudTpuVllmSettings,
-    plane_words={},
+    plane_words=RENTED_TPU_WORDS,
     make_plane=RentedCloudTpu,
     make_runtime=rented_vllm_runtime,
     toolsets=(*RENTED_VLLM_TOOLSETS, QueuedResourceToolset),

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from forge.parts.assembly.command_line import run_rig
 from forge.parts.assembly.compute_engine_rig import ComputeEngineVllmSettings, RentedComputeEngine
+from forge.parts.assembly.rented_machine import RENTED_COMMANDS, RENTED_OFF_BY_DEFAULT
 from forge.parts.assembly.rented_vllm import (
     GOOGLE_REQUIREMENTS,
-    RENTED_COMMANDS,
-    RENTED_OFF_BY_DEFAULT,
     RENTED_PROGRAMS,
+    RENTED_TPU_WORDS,
     RENTED_VLLM_TOOLSETS,
     rented_vllm_runtime,
 )
@@ -33,7 +33,7 @@ RIG = Rig(
         "destroy_tpu_vm_instance."
     ),
     settings=ComputeEngineVllmSettings,
-    plane_words={},
+    plane_words=RENTED_TPU_WORDS,
     make_plane=RentedComputeEngine,
     make_runtime=rented_vllm_runtime,
     toolsets=RENTED_VLLM_TOOLSETS,

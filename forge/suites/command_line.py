@@ -13,8 +13,8 @@ from unittest import mock
 from forge.suites.rig_case import RigCase, rig_under_test, spelled
 
 
-class CommandLineSuite(RigCase):
-    """Status 0 and the answer on standard output, or status 1 and the reason on standard error."""
+class CommandCase(RigCase):
+    """A case that runs the rig's server.py as a command."""
 
     def program(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run server.py with `words` as a process, to its end."""
@@ -39,6 +39,10 @@ class CommandLineSuite(RigCase):
             for number, handler in handlers:
                 signal.signal(number, handler)
         return status, out.getvalue(), err.getvalue()
+
+
+class CommandLineSuite(CommandCase):
+    """Status 0 and the answer on standard output, or status 1 and the reason on standard error."""
 
     def test_from_preflight_to_stop(self) -> None:
         status, out, _ = self.command("preflight")

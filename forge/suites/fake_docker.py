@@ -35,8 +35,8 @@ class FakeDockerProgram(FakeDockerKeeper):
             )
         words = argv[:2] if argv[:1] == ["image"] else argv[:1]
         known = (
-            "version pull run inspect image_inspect logs events start stop restart rm ps".split()
-        )
+            "version info pull run inspect image_inspect logs events start stop restart rm ps"
+        ).split()
         word = "_".join(words)
         if word not in known:
             what = f"docker: unknown command: docker {' '.join(words)}"
@@ -66,6 +66,17 @@ class FakeDockerProgram(FakeDockerKeeper):
     def do_version(self, argv: list[str]) -> None:
         found, _rest = self.options(argv, "--format", "", "version [OPTIONS]")
         print("27.5.1" if "--format" in found else "Server: Docker Engine\n Version: 27.5.1")
+
+    def do_info(self, argv: list[str]) -> None:
+        """`--format '{{json .Runtimes}}'`: with NVIDIA's where the machine has it."""
+        found, _rest = self.options(argv, "--format -f", "", "info [OPTIONS]")
+        runtimes = ["io.containerd.runc.v2", "runc", *(["nvidia"] if self.fault("nvidia") else [])]
+        path = {"nvidia": "nvidia-container-runtime"}
+        told = {name: {"path": path.get(name, "runc")} for name in sorted(runtimes)}
+        if found.get("--format", found.get("-f")) == "{{json .Runtimes}}":
+            print(json.dumps(told))
+        else:
+            print(f"Server:\n Runtimes: {' '.join(told)}\n Default Runtime: runc")
 
     def do_pull(self, argv: list[str]) -> None:
         _found, (image,) = self.options(argv, "--platform", "--quiet", "pull NAME")
@@ -136,6 +147,7 @@ class FakeDockerProgram(FakeDockerKeeper):
         if self.fault("run"):
             raise self.not_run(str(self.fault("run")))
         policy = options.get("--restart", ["no"])[0].partition(":")[0]
+        own = ["vllm", "serve"] if "/vllm-openai" in image else None
         found = {
             "Id": os.urandom(32).hex(),
             "Name": f"/{name}",
@@ -143,6 +155,7 @@ class FakeDockerProgram(FakeDockerKeeper):
             "RestartCount": 0,
             "Config": {
                 "Image": image,
+                "Entrypoint": options.get("--entrypoint", own),
                 "Cmd": command,
                 "Env": [f"{key}={value}" for key, value in environment.items()],
             },
@@ -155,6 +168,16 @@ class FakeDockerProgram(FakeDockerKeeper):
             "State": {"Status": "created", "Running": False, "OOMKilled": False, "ExitCode": 0},
         }
         self.store(f"{name}.json", found)
+        if "--gpus" in options and not self.fault("nvidia"):
+            raise self.not_run('could not select device driver "" with capabilities: [[gpu]]')
+        if "--gpus" in options and self.fault("driver"):
+            raise self.not_run(
+                "failed to create task for container: failed to create shim task: OCI runtime "
+                "create failed: runc create failed: unable to start container process: error "
+                "during container init: error running prestart hook #0: exit status 1, stdout: , "
+                "stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: initialization "
+                "error: nvml error: driver not loaded"
+            )
         self.begin(name)
         print(found["Id"])
 
@@ -206,7 +229,7 @@ class FakeDockerProgram(FakeDockerKeeper):
 
     def do_events(self, argv: list[str]) -> None:
         """Those of the past, as `--until` asks for; the real one goes on listening without it."""
-        wanted = {value for word, value in zip(argv, argv[1:]) if word == "--filter"}
+        wanted = {value for word, value in zip(argv, argv[1:], strict=False) if word == "--filter"}
         found, _rest = self.options(argv, "--since --until --format --filter", "", "events")
         with open(self.path("events.log"), "a+", encoding="utf-8") as file:
             file.seek(0)

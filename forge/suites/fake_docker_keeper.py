@@ -141,7 +141,8 @@ class FakeDockerKeeper:
         given = dict(one.split("=", 1) for one in found["Config"]["Env"])
         own = {"PATH": "/usr/bin:/bin", "HOSTNAME": found["Id"][:12]}
         own.update(FAKE_PORT=(ports or ["0"])[0], FAKE_MACHINE=os.environ["FAKE_MACHINE"])
-        argv = [sys.executable, "-S", self.path("vllm.py"), *found["Config"]["Cmd"][1:]]
+        words = [*(found["Config"]["Entrypoint"] or []), *found["Config"]["Cmd"]]
+        argv = [sys.executable, "-S", self.path("vllm.py"), *words[1:]]
         child = subprocess.Popen(
             argv,
             env={**given, **own},

@@ -2,15 +2,12 @@
 
 A machine's start-up script runs as it was sent at the create, as a process in the machine's folder,
 with stand-ins for docker, systemctl and shutdown before everything else on PATH. What it writes to
-its console is what the provider shows. Knows no rig and no boot program. All processes of a machine
-carry a mark and end with it.
+its console is what the provider shows. Knows no rig and no boot program.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import threading
 import time
@@ -19,18 +16,9 @@ from typing import Any
 
 from forge.suites.fake_google import FakeGoogle
 from forge.suites.fake_google_world import GoogleRefusal
-from forge.suites.fake_host_programs import (
-    write_client_programs,
-    write_fake_engine,
-    write_machine_programs,
-)
-from forge.suites.fake_host_servers import (
-    HostServer,
-    end_marked,
-    serve_answers,
-    serve_metadata,
-)
-from forge.suites.witness import free_port
+from forge.suites.fake_host_programs import write_client_programs, write_machine_programs
+from forge.suites.fake_host_sandbox import FakeSandbox, write_startable
+from forge.suites.fake_host_servers import HostServer, serve_answers, serve_metadata
 
 SERVED_PORT = 8000  # on the machine's loopback, as a document has it
 MACHINE_TOKEN = "ya29.made-up-for-a-fake-machine"
@@ -46,8 +34,8 @@ _NO_NETWORK = (
 )
 
 
-class FakeHost:
-    """One machine. `root` is its /, `engine` the scripted vLLM that its containers run.
+class FakeHost(FakeSandbox):
+    """One machine.
 
     `script` replaces its faults, all at once: `pull`, `run`, `daemon`, `apt`, `sudo`, `systemd`,
     `bucket` (each the words of the program that fails), `pull_s` (seconds), `oom` (its container is
@@ -56,33 +44,22 @@ class FakeHost:
     """
 
     def __init__(self, hosts: FakeHosts, alias: str, name: str, folder: Path) -> None:
-        self.hosts, self.alias, self.name, self.folder = hosts, alias, name, folder
-        self.root, self.place = folder / "root", folder / "docker"
-        for path in ("dev", "var/lib/gemma4", "run", "root"):
-            (self.root / path).mkdir(parents=True, exist_ok=True)
-        self.place.mkdir()
-        (self.root / "dev" / "console").touch()
-        self.orders: dict[str, Any] = {}
-        self.engine = write_fake_engine(self.place, folder / "engine")
-        self.port = free_port()  # the machine's 8000 on this computer
-        self._seen = 0  # characters of the console that the provider has
+        super().__init__(folder)
+        self.hosts, self.alias, self.name = hosts, alias, name
         self._boot: subprocess.Popen[bytes] | None = None
         self._server: HostServer = serve_metadata(self.metadata, self.google)
         docker = hosts.orders.get("docker", True)
         port = hosts.control_port
         self.journal = write_machine_programs(
-            folder / "bin", self.place, self.root, port, alias, docker=docker
+            self.bin, self.place, self.root, port, alias, docker=docker
         )
         self.script(**hosts.orders)
 
     def script(self, **orders: Any) -> None:
-        self.orders = orders
         told = dict(orders)
         if orders.get("network") is False:
             told["pull"] = _NO_NETWORK
-        fresh = self.folder / "control.new"
-        fresh.write_text(json.dumps(told))
-        fresh.replace(self.place / "control.json")
+        self.obey(orders, told)
 
     # -- what it is to the provider
 
@@ -107,45 +84,23 @@ class FakeHost:
         return text
 
     def environment(self) -> dict[str, str]:
-        """What every process on the machine has in its environment."""
         return {
-            "PATH": str(self.folder / "bin"),
-            "LANG": "C.UTF-8",
-            "GEMMA4_ROOT": str(self.root),
+            **super().environment(),
             "GEMMA4_MINUTE_S": str(self.hosts.minute_s),
             "GCE_METADATA_HOST": f"127.0.0.1:{self._server.port}",
             "GEMMA4_SECRETS_URL": f"http://127.0.0.1:{self._server.port}",
-            "FAKE_MACHINE": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     # -- its life
 
     def start(self) -> None:
         """Switches it on: its services, its containers and its start-up script begin."""
-        (self.place / "on").write_text(str(os.getpid()))
-        for enabled in self.place.glob("*.enabled"):
-            (self.place / f"{enabled.stem}.on").unlink(missing_ok=True)
-            self.run("systemctl", "start", enabled.stem)
-        for wanted in self.place.glob("*.wanted"):
-            if "running" in wanted.read_text():
-                self.run("docker", "start", wanted.stem)
+        self.switch_on()
         script = self.attributes().get("startup-script", "")
         if not script:
             return
-        program = self.folder / "startup-script"
-        program.write_text(script)
-        program.chmod(0o755)
-        environment = {**self.environment(), "HOME": str(self.root / "root")}
-        self._boot = subprocess.Popen(
-            [str(program)],
-            env=environment,
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        program = write_startable(self.folder / "startup-script", script.encode())
+        self._boot = self.begin(program)
         threading.Thread(target=self._tell_console, args=(self._boot,), daemon=True).start()
 
     def _tell_console(self, boot: subprocess.Popen[bytes]) -> None:
@@ -164,9 +119,8 @@ class FakeHost:
 
     def tell(self) -> None:
         """Passes on what was written to /dev/console since the last time."""
-        text = (self.root / "dev" / "console").read_text(errors="replace")
-        if len(text) > self._seen:
-            fresh, self._seen = text[self._seen :], len(text)
+        fresh = self.fresh_console()
+        if fresh:
             self._to_provider(fresh.replace("\n", "\r\n"))
 
     def boot(self, patience_s: float = 120.0) -> int:
@@ -181,33 +135,12 @@ class FakeHost:
         self.tell()
         return status
 
-    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """Runs a program on the machine."""
-        program = self.folder / "bin" / argv[0]
-        return subprocess.run(
-            [str(program), *argv[1:]],
-            env=self.environment(),
-            cwd=self.root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
     def stop(self) -> None:
         """Switches it off: every process of it ends, its disk stays."""
         self.tell()
-        (self.place / "on").unlink(missing_ok=True)
-        end_marked("FAKE_MACHINE", str(self.folder))
+        self.switch_off()
         if self._boot is not None:
             self._boot.wait()
-        for container in self.place.glob("*.wanted"):
-            self._switched_off(self.place / f"{container.stem}.json")
-
-    def _switched_off(self, path: Path) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(path.read_text())
-            found["State"].update(Status="exited", Running=False, Pid=0, ExitCode=137)
-            path.write_text(json.dumps(found))
 
     def reboot(self) -> int:
         """Off and on again; the status of the start-up script's second run."""
@@ -223,19 +156,6 @@ class FakeHost:
     def console(self) -> str:
         """What its first serial port has shown."""
         return str(self.machine().get("_serial", ""))
-
-    def container(self, name: str = "vllm") -> dict[str, Any]:
-        """The container as docker knows it; empty where there is none."""
-        try:
-            return dict(json.loads((self.place / f"{name}.json").read_text()))
-        except FileNotFoundError:
-            return {}
-
-    def programs(self) -> list[list[str]]:
-        """The argument lists of every program that was run on it, oldest first."""
-        lines = self.journal.read_text().splitlines()
-        called = [[Path(words[0]).name, *words[1:]] for words in map(json.loads, lines)]
-        return [words for words in called if "--keep" not in words]  # those keep others going
 
     # -- requests to its metadata server, and its own ones to Google
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,26 @@ _SCP = """#!/bin/sh
 echo "scp: this test's machines take no files" >&2
 exit 1
 """
-# vLLM on a TPU, as far as a boot listens to it: the arguments that such a container has, and lines
-# with the words of tpu-inference. The port of its own is the one that docker publishes.
-_TPU_MAIN = r"""
+# What vLLM's log says of a start, as far as a boot listens to it, in the words of tpu-inference and
+# of vLLM 0.32 on CUDA.
+TPU_ENGINE_WORDS = {
+    "loading": ("Loading model with MODEL_IMPL_TYPE=auto", "Downloading weights from HF {model}"),
+    "compiling": ("Precompile all the subgraphs with possible input shapes.",),
+}
+CUDA_ENGINE_WORDS = {
+    "loading": ("Using FLASH_ATTN backend.", "Loading model from scratch..."),
+    "compiling": (
+        "Model loading took 9.62 GiB memory and 41.20 seconds",
+        "Starting torch.compile.",
+        "Available KV cache memory: 8.31 GiB",
+        "Graph capturing finished in 9 secs, took 0.43 GiB",
+    ),
+}
+# vLLM as such a container starts it. The port of its own is the one that docker publishes.
+_ENGINE_MAIN = r"""
+WORDS = __WORDS__
+
+
 def main():
     global MODEL
     arguments = sys.argv[1:]
@@ -82,14 +100,15 @@ def main():
     note("starts.jsonl", {"argv": arguments, "pid": os.getpid(), "environment": given})
     script = control()
     told("Initializing a V1 LLM engine (v0.32.0) with config: model=" + repr(arguments[1]))
-    told("Loading model with MODEL_IMPL_TYPE=auto")
-    told("Downloading weights from HF " + arguments[1])
+    for line in WORDS["loading"]:
+        told(line.replace("{model}", arguments[1]))
     if script.get("log"):
         print(script["log"], file=sys.stderr, flush=True)
     time.sleep(script.get("load_s", 0))
     if script.get("crash"):
         raise RuntimeError(script["crash"])
-    told("Precompile all the subgraphs with possible input shapes.")
+    for line in WORDS["compiling"]:
+        told(line)
     time.sleep(script.get("compile_s", 0))
     while script.get("never_listens"):
         time.sleep(1)
@@ -235,7 +254,7 @@ def write_client_programs(folder: Path, port: int) -> Path:
     journal = folder / "ssh.jsonl"
     journal.touch()
     parts = [FakeSshRefused, FakeSshProgram]
-    _write_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
+    write_fake_program(folder / "ssh", journal, parts, _SSH_END.format(port=port))
     for name, text in (("scp", _SCP), ("ssh-keygen", _KEYGEN)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -255,31 +274,50 @@ def write_machine_programs(
     journal.touch()
     end = _MACHINE_END.format(place=str(place), root=str(root), port=port, alias=alias)
     for name in ("sudo", "shutdown", "apt-get", "gcloud", "systemctl"):
-        _write_program(folder / name, journal, [FakeMachineProgram], end)
-    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
-    end = _DOCKER_END.format(place=str(place), root=str(root))
-    _write_program(folder / "docker" if docker else place / "docker.spare", journal, parts, end)
-    python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    # Nothing else of this computer, or a real docker would be found where none should be.
-    for name in ("sh", "env", "cat", "sleep", "true", "uname"):
-        found = shutil.which(name)
-        if found and not (folder / name).exists():
-            (folder / name).symlink_to(found)
+        write_fake_program(folder / name, journal, [FakeMachineProgram], end)
+    write_docker_program(folder / "docker" if docker else place / "docker.spare", place, root)
+    write_computer_programs(folder, ("sh", "env", "cat", "sleep", "true", "uname"))
     return journal
 
 
-def write_fake_engine(place: Path, folder: Path) -> FakeVllm:
-    """The server that every container runs, into docker's `place`; its script lies in `folder`."""
+def write_docker_program(path: Path, place: Path, root: Path) -> None:
+    """docker as `path`, with its folder `place` and the machine's / in `root`."""
+    parts = [FakeDockerFailed, FakeDockerKeeper, FakeDockerProgram]
+    end = _DOCKER_END.format(place=str(place), root=str(root))
+    write_fake_program(path, place / "programs.jsonl", parts, end)
+
+
+def write_computer_programs(folder: Path, names: Sequence[str]) -> None:
+    """Python and this computer's own programs of these names, in `folder`.
+
+    Nothing else of this computer, or a real docker would be found where none should be.
+    """
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for name in names:
+        found = shutil.which(name)
+        if found and not (folder / name).exists():
+            (folder / name).symlink_to(found)
+
+
+def write_fake_engine(
+    place: Path, folder: Path, words: Mapping[str, Sequence[str]] = TPU_ENGINE_WORDS
+) -> FakeVllm:
+    """The server that every container runs, into docker's `place`; its script lies in `folder`.
+
+    `words` are the lines of its log while it is `loading` and while it is `compiling`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     engine = FakeVllm(folder)
     source = engine.program()
-    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + _TPU_MAIN)
+    main = _ENGINE_MAIN.replace("__WORDS__", repr(dict(words)))
+    (place / "vllm.py").write_text(source[: source.rindex("\ndef main():")] + main)
     return engine
 
 
-def _write_program(path: Path, journal: Path, classes: list[type], end: str) -> None:
+def write_fake_program(path: Path, journal: Path, classes: Sequence[type], end: str) -> None:
+    """A program of these classes, which ends with the lines `end`; it notes its arguments first."""
     head = _PROGRAM_HEAD.format(python=sys.executable, journal=str(journal))
     path.write_text("\n\n".join([head, *(program_source(one) for one in classes), end]))
     path.chmod(0o755)

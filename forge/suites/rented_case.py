@@ -1,19 +1,17 @@
-"""What the suites of a rented rig stand on: a Google on loopback, its machines, a stand-in gcloud.
+"""What the suites of every rented rig stand on, whoever rents out its machines.
 
-A test case with all that, in which machines really boot and a scripted vLLM is served behind a
-tunnel. Knows the tools that rent and no fault.
+A provider on loopback whose machines really boot and serve a scripted model behind a tunnel, and a
+test case with the acts of renting. Knows no provider: the modules beside it bring one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -23,18 +21,10 @@ import psutil
 from mcp import Client
 
 from forge.suites.fake_engine import FakeEngine
-from forge.suites.fake_gcloud import fake_gcloud
-from forge.suites.fake_google import FakeGoogle
-from forge.suites.fake_google_compute import FakeCompute
-from forge.suites.fake_google_services import FakeLogging, FakeLogin, FakeSecrets
-from forge.suites.fake_google_tpu import FakeTpu
-from forge.suites.fake_google_world import GoogleScript
-from forge.suites.fake_host import FakeHost, FakeHosts
 from forge.suites.rig_case import PATIENCE_S, RigCase, RigUnderTest, rig_under_test, spelled
 from forge.suites.witness import rig_processes
 
-RENTED_PROJECT = "fake-proj"
-HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the project's secret holds; made up
+HELD_TOKEN = "hf_OTHERotherOTHERotherOTHERother01"  # what the secret of the account holds; made up
 IMAGE_DIGEST_NOW = "sha256:" + "c0ffee00" * 8
 # The built server, looking more often: a fake machine boots in seconds. Its workers are the same.
 IMPATIENT = """
@@ -61,37 +51,70 @@ class _Registry(BaseHTTPRequestHandler):
     do_GET = do_HEAD
 
 
-class ScriptedHosts(FakeHosts):
-    """Machines whose model server obeys one script, also those that do not exist yet."""
+class RentedProvider(FakeEngine):
+    """A provider and its machines in the place of an engine; a subclass is one provider.
 
-    def __init__(self, cloud: FakeGoogle, folder: Path) -> None:
-        super().__init__(cloud, folder)
-        self.engine_orders: dict[str, Any] = {}
+    `values` are what a rig's tpu.env must say here, who pays first; `programs` those of the user's
+    that reach the provider or a machine, in `bin`; `hidden` begins the variables of a user's own.
+    """
 
-    def _host(self, alias: str, name: str) -> FakeHost:
-        with self._making:
-            fresh = alias not in self.hosts
-            host = super()._host(alias, name)
-            if fresh:
-                host.engine.script(**self.engine_orders)
-            return host
-
-
-class FakeProvider(FakeEngine):
-    """The provider and its machines in the place of an engine. `google` is the cloud, `hosts` its
-    machines, `argv_file` the stand-in gcloud's journal."""
+    values: ClassVar[Mapping[str, str]] = {}
+    more_values: ClassVar[Mapping[str, str]] = {}  # that a create asks for beside
+    bin: Path
+    programs: ClassVar[tuple[str, ...]] = ()
+    hidden: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.google = FakeGoogle(RENTED_PROJECT)
-        self.hosts = ScriptedHosts(self.google, folder / "hosts")
+        self.engine_orders: dict[str, Any] = {}
+
+    # What a provider brings
+
+    def start(self) -> None:
+        """Start the provider and the owner of its machines."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End both."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """An empty account, with the machines' secret in it; its old machines are switched off."""
+        raise NotImplementedError
+
+    def rented(self) -> dict[str, list[str]]:
+        """The names of what would cost money now, by kind ("instances", ...)."""
+        raise NotImplementedError
+
+    def changes(self) -> int:
+        """How many requests that change something it was sent."""
+        raise NotImplementedError
+
+    def heard(self) -> str:
+        """Everything that it, or its program here, was told."""
+        raise NotImplementedError
+
+    def escapes(self) -> list[str]:
+        """Requests for any other host than this computer."""
+        raise NotImplementedError
+
+    def machines(self) -> list[Any]:
+        """Its machines as computers, each with an `engine`, live or not."""
+        raise NotImplementedError
+
+    def machine(self, name: str) -> Any:
+        """The newest machine of that name, as soon as it runs."""
+        raise NotImplementedError
+
+    def own_surroundings(self) -> dict[str, str]:
+        """Variables by which a rig finds this provider and no other, PATH among them."""
+        raise NotImplementedError
+
+    # The rest is the same for all
 
     def install(self) -> None:
-        """Start Google, its machines' owner and the registry; write gcloud and ssh."""
         self.folder.mkdir(parents=True)
-        self.google.start()
-        self.hosts.__enter__()
-        self.argv_file = fake_gcloud(self.hosts.bin)
+        self.start()
         self._registry = ThreadingHTTPServer(("127.0.0.1", 0), _Registry)
         serve = self._registry.serve_forever
         threading.Thread(target=serve, args=(0.05,), daemon=True).start()
@@ -99,96 +122,50 @@ class FakeProvider(FakeEngine):
 
     def remove(self) -> None:
         """End all of it."""
-        self.hosts.__exit__()
-        self.google.stop()
+        self.stop()
         self._registry.shutdown()
         self._registry.server_close()
 
     def surroundings(self) -> dict[str, str]:
-        """Variables by which a rig finds the cloud; no login, no home and no proxy of a user's."""
-        names = ("PATH", "CLOUDSDK_", "GOOGLE_")
-        given = self.google.environment(self.folder, path=str(self.hosts.bin))
         registry = f"http://127.0.0.1:{self._registry.server_address[1]}"
-        return {
-            **{key: value for key, value in given.items() if key.startswith(names)},
-            "GEMMA4_GOOGLE_ENDPOINT": self.google.base,
-            "IMAGE_REGISTRY": registry,
-            "NO_GCE_CHECK": "true",  # or Google's library looks for a metadata server
-        }
-
-    def renew(self) -> None:
-        """An empty project, with the machines' secret in it; its old machines are switched off."""
-        google = self.google
-        with google.lock:
-            world = google.world
-            world.script, world.now = GoogleScript(), float(int(time.time()))
-            google.compute, google.tpu = FakeCompute(world), FakeTpu(world)
-            google.secrets, google.logging = FakeSecrets(world), FakeLogging(world)
-            google.login = FakeLogin(world)
-            google.secrets.payloads["hf-token"] = [base64.b64encode(HELD_TOKEN.encode()).decode()]
-            google.secrets.labels["hf-token"] = {"managed-by": "gemma4-rigs"}
-            google.requests.clear()
-            old = list(self.hosts.hosts.items())
-            for alias, _host in old:
-                del self.hosts.hosts[alias]
-        for _alias, host in old:
-            host.close()
-        self.hosts.orders = {}
-        self.argv_file.write_text("")
-        self.script()
-
-    # The machines' model servers
+        return {**self.own_surroundings(), "IMAGE_REGISTRY": registry}
 
     def script(self, **orders: Any) -> None:
         """The script of every machine's model server, those to come as well."""
-        self.hosts.engine_orders = orders
-        for host in list(self.hosts.hosts.values()):
-            host.engine.script(**orders)
+        self.engine_orders = orders
+        for machine in self.machines():
+            machine.engine.script(**orders)
 
     def requests(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.requests()]
+        return [one for machine in self.machines() for one in machine.engine.requests()]
 
     def starts(self) -> list[dict[str, Any]]:
-        return [one for host in list(self.hosts.hosts.values()) for one in host.engine.starts()]
+        return [one for machine in self.machines() for one in machine.engine.starts()]
 
     def serving(self) -> list[int]:
         """The pids of the model servers that run on machines now."""
         return [one["pid"] for one in self.starts() if psutil.pid_exists(one["pid"])]
 
-    # Witnesses
-
-    def rented(self) -> dict[str, list[str]]:
-        """What would cost money now, by kind; the secrets aside, which cost cents."""
-        return {kind: names for kind, names in self.google.held().items() if kind != "secrets"}
-
-    def called(self, *words: str) -> list[list[str]]:
-        """The argument lists with which gcloud was started that begin with `words`."""
-        lines = [json.loads(line)[1:] for line in self.argv_file.read_text().splitlines()]
-        return [line for line in lines if line[: len(words)] == list(words)]
-
-    def hold_environment_check(self, hold: bool) -> None:
-        """Whether Google answers nothing; both calls from one thread."""
-        if hold:
-            self.google.lock.acquire()
-        else:
-            self.google.lock.release()
-
 
 def rented_rig(
-    server_folder: Path, tools: Mapping[str, str], weights: str, words: Mapping[str, str]
+    server_folder: Path,
+    tools: Mapping[str, str],
+    weights: str,
+    words: Mapping[str, str],
+    provider: Callable[[Path], RentedProvider],
 ) -> RigUnderTest:
     """A rig that rents, as its suite tests it: `weights` is the Hugging Face id that it serves."""
     return RigUnderTest(
         server_folder,
         tools,
-        make_engine=FakeProvider,
+        make_engine=provider,
         make_model=lambda _folder: Path(weights),  # in the form in which a suite holds a model
         words=words,
     )
 
 
 class RentedCase(RigCase):
-    """A test case with a provider of its own. After each test its project is empty, no process of
+    """A test case with a provider of its own. After each test its account is empty, no process of
     the rig is left and its state is forgotten, unless the class `keeps_running`."""
 
     fake_on_path: ClassVar[bool] = False  # what it needs lies on PATH, not on PYTHONPATH
@@ -196,16 +173,8 @@ class RentedCase(RigCase):
     zone: ClassVar[str] = "europe-west4-a"
 
     @classmethod
-    def provider(cls) -> FakeProvider:
-        return cast(FakeProvider, cls.engine)
-
-    @property
-    def google(self) -> FakeGoogle:
-        return self.provider().google
-
-    @property
-    def hosts(self) -> ScriptedHosts:
-        return self.provider().hosts
+    def provider(cls) -> RentedProvider:
+        return cast(RentedProvider, cls.engine)
 
     @classmethod
     def prepare(cls) -> None:
@@ -224,7 +193,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
-        hidden = ("CLOUDSDK_", "GOOGLE_")
+        hidden = cls.provider().hidden
         with mock.patch.dict(os.environ):
             for name in list(os.environ):
                 if name.startswith(hidden) or name.lower().endswith("_proxy"):
@@ -233,10 +202,11 @@ class RentedCase(RigCase):
 
     @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "PROJECT": RENTED_PROJECT}
+        # A fake machine's minute is seconds: it must not end while a busy computer thinks.
+        return {**super().good_settings(), "IDLE_MINUTES": "10080", **cls.provider().values}
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual(self.google.escapes, [], "a request left this computer's Google")
+        self.assertEqual(self.provider().escapes(), [], "a request left this computer")
         await super().asyncTearDown()
 
     async def bring_to_rest(self) -> None:
@@ -244,7 +214,7 @@ class RentedCase(RigCase):
 
     @classmethod
     def forget_everything(cls) -> None:
-        """Kill what the rig has running here, empty the project, remove the rig's state."""
+        """Kill what the rig has running here, empty the account, remove the rig's state."""
         cls._end_everything()
         cls.provider().renew()
         shutil.rmtree(cls.state, ignore_errors=True)
@@ -259,9 +229,9 @@ class RentedCase(RigCase):
 
     async def ready(self, client: Client, /) -> dict[str, Any]:
         """Wait until the machine serves; the outcome."""
-        outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+        outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         if outcome["state"] == "starting":  # also where a watch was killed, and that is told
-            outcome = await self.answer(client, "wait_for_vllm_ready", wait_s=50)
+            outcome = await self.answer(client, "wait_for_model_ready", wait_s=50)
         self.assertEqual(outcome["state"], "ready", outcome)
         return outcome
 
@@ -279,7 +249,7 @@ class RentedCase(RigCase):
             async with Client(cls.module.AssembledRig(cls.module.RIG, server_file).server()) as one:
                 for tool, arguments in (
                     ("create_tpu_vm_instance", {"zone": cls.zone}),
-                    ("wait_for_vllm_ready", {"wait_s": 50}),
+                    ("wait_for_model_ready", {"wait_s": 50}),
                 ):
                     result = await one.call_tool(spelled(tool), arguments)
                     if result.is_error:
@@ -305,11 +275,11 @@ class RentedCase(RigCase):
         plan = await self.answer(client, "plan_destroy", **where)
         return await self.answer(client, "destroy_tpu_vm_instance", **where, token=plan["token"])
 
-    def host(self) -> FakeHost:
-        """The one machine that this project has, as a computer."""
-        held = self.google.held()
+    def host(self) -> Any:
+        """The one machine that is rented, as a computer."""
+        held = self.rented()
         (name,) = held.get("instances") or held["nodes"]
-        return self.hosts.host(name)
+        return self.provider().machine(name)
 
     # Witnesses
 

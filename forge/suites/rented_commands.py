@@ -9,10 +9,10 @@ from pathlib import Path
 from unittest import mock
 
 from forge.suites.command_line import CommandLineSuite
-from forge.suites.rented_case import RentedCase
+from forge.suites.google_case import GoogleCase
 
 
-class RentedCommandLineSuite(RentedCase, CommandLineSuite):
+class RentedCommandLineSuite(GoogleCase, CommandLineSuite):
     """The same checks as a client's calls; nothing is taken down without a word."""
 
     def test_from_preflight_to_stop(self) -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 import psutil
 
 from forge.suites.fake_gcloud_faults import SpoiltGcloud
-from forge.suites.rented_case import RENTED_PROJECT, RentedCase
+from forge.suites.google_case import RENTED_PROJECT, GoogleCase
 
 STRANGER = {"managed-by": "gemma4-rigs", "rig": "tpu-vllm-v6e1-2b", "owner": "somebody-else"}
 EASTERN, EASTERN_TOO, WESTERN = "us-east5-a", "us-east5-b", "europe-west4-a"
@@ -30,7 +30,7 @@ server.MACHINE_FRESH_S = 0.3
 """
 
 
-class RentedFaultCase(RentedCase):
+class RentedFaultCase(GoogleCase):
     """A rented case with a gcloud that goes wrong on order, and with shorter patience."""
 
     server_name = "hasty.py"

@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 
+from forge.suites.google_case import GoogleCase
 from forge.suites.outgoing import CANARIES, OutgoingSuite
 from forge.suites.raw_stdio import RawServer, call_fault
-from forge.suites.rented_case import HELD_TOKEN, RentedCase
+from forge.suites.rented_case import HELD_TOKEN
 from forge.suites.rig_case import rig_under_test
 
 _SMALL_BENCH = {
@@ -28,7 +29,7 @@ _SMALL_BENCH = {
 _TOKEN_FILE = "run/gemma4/token.env"
 
 
-class RentedOutgoingSuite(RentedCase, OutgoingSuite):
+class RentedOutgoingSuite(GoogleCase, OutgoingSuite):
     """The shared suite, with everything that a machine and its provider were told."""
 
     def rent_and_wait(self, server: RawServer) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from forge.suites.full_disk import NO_FILE_GROWS, FullDiskSuite
 from forge.suites.leaving import LeavingSuite
 from forge.suites.raw_stdio import RawServer, call_fault, raw_server
 from forge.suites.read_only import ReadOnlySuite
-from forge.suites.rented_case import IMPATIENT, RENTED_PROJECT, RentedCase
-from forge.suites.rig_case import rig_under_test
+from forge.suites.rented_case import IMPATIENT, RentedCase
+from forge.suites.rig_case import rig_under_test, spelled
 from forge.suites.settings_faults import SettingsSuite
 
 # The rig's own names of the tools that the shared suites call by the first rig's.
@@ -33,8 +33,8 @@ RENTED_WORDS = {
     "get_endpoint": "get_vllm_endpoint",
     "run_benchmark": "run_vllm_benchmark",
 }
-_NOWHERE = "tpu-vllm-v6e1-2b-none00"  # a name that nothing has
-# Lifts the limit of the rig's process for gcloud, whose own disk is another one.
+_NOWHERE = "gemma4-rig-none00"  # a name that nothing has
+# Lifts the limit of the rig's process for another program, whose own disk is another one.
 _UNLIMITED = """#!{python} -SE
 import os, resource, sys
 most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -46,7 +46,12 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 class RentedCatalogueSuite(RentedCase, CatalogueSuite):
     """The list that is loaded by default, and the whole one."""
 
-    plan_tokens = frozenset({"destroy_tpu_vm_instance", "destroy_queued_resource", "reap_orphans"})
+    plan_tokens = frozenset(
+        (
+            *("destroy_tpu_vm_instance", "destroy_queued_resource", "destroy_gpu_instance"),
+            "reap_orphans",
+        )
+    )
 
     async def test_all_toolsets_are_the_default_ones_and_more(self) -> None:
         with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
@@ -68,9 +73,13 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
     stand_ins = {
         **STAND_INS,
         "name": _NOWHERE,
-        "zone": "europe-west4-a",
         "token": "plan-" + "A" * 32,
     }
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stand_ins = {**cls.stand_ins, "zone": cls.zone}
 
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
@@ -78,21 +87,15 @@ class RentedBadInputSuite(RentedCase, BadInputSuite):
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.before = (self.rented(), self._changes())
+        self.before = (self.rented(), self.provider().changes())
 
     async def asyncTearDown(self) -> None:
-        self.assertEqual((self.rented(), self._changes()), self.before)
-        heard = self.provider().argv_file.read_text()
+        self.assertEqual((self.rented(), self.provider().changes()), self.before)
+        heard = self.provider().heard()
         for attack in ATTACK_CORPUS:
             if len(attack.strip()) > 3:
-                self.assertNotIn(attack, heard, "an attack became an argument of gcloud")
+                self.assertNotIn(attack, heard, "the provider was told an attack")
         await super().asyncTearDown()
-
-    def _changes(self) -> int:
-        """How many requests that change something Google was sent."""
-        with self.google.lock:
-            sent = [one for one in self.google.requests if one.method != "GET"]
-        return len([one for one in sent if "importSshPublicKey" not in one.path])
 
     def test_attacks_within_lists_are_refused_by_name(self) -> None:
         lists = 0
@@ -117,6 +120,11 @@ class RentedReadOnlySuite(RentedCase, ReadOnlySuite):
 
     stopping_tool = "destroy_tpu_vm_instance"
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.stopping_tool = spelled(cls.stopping_tool)
+
     async def nothing_is_waited_for(self, client: Client) -> None:
         await self.refusal(client, "wait_for_model_ready", "NOT_FOUND", wait_s=0)
 
@@ -130,13 +138,19 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
     """tpu.env at fault, a missing project first of all: nothing is asked for."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
     stopping_tool = ""
     defaulted = ("MAX_HOURS", "4.0")
 
     @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
+
+    @classmethod
     def good_settings(cls) -> dict[str, str]:
-        return {**super().good_settings(), "BUDGET_USD": "12", "SERVICE_ACCOUNT": "gemma4-rig"}
+        more = cls.provider().more_values
+        return {**super().good_settings(), "BUDGET_USD": "12", **more}
 
     def _faults(self) -> dict[str, tuple[str, str]]:
         good, given = self._good(), self.good_settings()
@@ -145,17 +159,21 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
             lines = [f"{key}={value}\n" for key, value in given.items() if key != name]
             return "".join(lines) + instead
 
-        project, port = f"PROJECT={RENTED_PROJECT}\n", f"PORT={self.port}\n"
+        payer, port = next(iter(self.provider().values)), f"PORT={self.port}\n"
+        line, pays = list(given).index(payer) + 1, f"{payer}={given[payer]}\n"
         return {
-            "no project": (but("PROJECT"), "PROJECT is missing"),
-            "an empty project": (but("PROJECT", "PROJECT=\n"), "PROJECT"),
-            "a project that cannot be one": (but("PROJECT", "PROJECT=My!\n"), "PROJECT (from"),
+            "no payer": (but(payer), f"{payer} is missing"),
+            "an empty payer": (but(payer, f"{payer}=\n"), payer),
+            "a payer that cannot be one": (but(payer, f"{payer}=My!\n"), f"{payer} (from"),
             "no budget": (but("BUDGET_USD"), "BUDGET_USD is missing"),
             "no model": (but("MODEL_NAME"), "MODEL_NAME is missing"),
             "an unknown key": (good + "PROT=8000\n", "PROT is not a key of this rig"),
-            "a key twice": (good + project, "PROJECT stands in line 3 already"),
-            "garbage": (good + "this is no assignment\n", "line 6 is not KEY=value"),
-            "interpolation": (but("PROJECT", "PROJECT=${ME}\n"), "PROJECT holds a '$'"),
+            "a key twice": (good + pays, f"{payer} stands in line {line} already"),
+            "garbage": (
+                good + "this is no assignment\n",
+                f"line {len(given) + 1} is not KEY=value",
+            ),
+            "interpolation": (but(payer, f"{payer}=${{ME}}\n"), f"{payer} holds a '$'"),
             "a port that is no number": (good.replace(port, "PORT=http\n"), "PORT (from tpu.env)"),
             "hours without end": (good + "MAX_HOURS=9999\n", "MAX_HOURS (from tpu.env)"),
         }
@@ -166,19 +184,25 @@ class RentedSettingsSuite(RentedCase, SettingsSuite):
 
 
 class RentedLeavingSuite(RentedCase, LeavingSuite):
-    """gcloud is the attached child here; what goes on without the server is a search."""
+    """The provider's program is the attached child here; what goes on without the server is a
+    search."""
 
     starting_tool = "create_tpu_vm_instance"
-    starting_arguments = {"zone": "europe-west4-a"}
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.starting_arguments = {"zone": cls.zone}
 
     async def children(self, server: RawServer) -> list[psutil.Process]:
         process = psutil.Process(server.process.pid)
-        gcloud = str(self.hosts.bin / "gcloud")
+        program = str(self.provider().bin / self.provider().programs[0])
 
         def found() -> list[psutil.Process]:
-            return [child for child in process.children() if gcloud in child.cmdline()]
+            return [child for child in process.children() if program in child.cmdline()]
 
-        children: list[psutil.Process] = await self.until(found, "gcloud was not started")
+        children: list[psutil.Process] = await self.until(found, "it was not started")
         return children
 
     def assert_starts(self, server: RawServer) -> None:
@@ -188,7 +212,7 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
 
     async def test_a_start_goes_on_without_the_server_that_began_it(self) -> None:
         with self.server() as server:
-            begun = server.call("find_tpu_vm", {})["result"]["structuredContent"]
+            begun = server.call(spelled("find_tpu_vm"), {})["result"]["structuredContent"]
             self.leave(server, 0)
         with self.server() as server:
             found = {"state": "queued"}
@@ -196,26 +220,27 @@ class RentedLeavingSuite(RentedCase, LeavingSuite):
                 answer = server.call("get_job", {"job_id": begun["job_id"], "wait_s": 20})
                 found = answer["result"]["structuredContent"]
             self.assertEqual(found["state"], "done", found)
-            ready = server.call("wait_for_vllm_ready", {"wait_s": 50}, 60.0)
+            ready = server.call(spelled("wait_for_model_ready"), {"wait_s": 50}, 60.0)
             self.assertEqual(ready["result"]["structuredContent"]["state"], "ready", ready)
             answered = server.call("query_gemma4", {"prompt": "still there?"})
             self.assertEqual(call_fault(answered), "")
 
 
 class RentedFullDiskSuite(RentedCase, FullDiskSuite):
-    """No intent on the disk, no machine; gcloud's own disk is a good one."""
+    """No intent on the disk, no machine; the disk of the provider's program is a good one."""
 
     starting_tool = "find_tpu_vm"
     preamble = IMPATIENT
-    looking = ("get_system_status", "list_tpu_vm_instances", "get_help")
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
+        cls.starting_tool = spelled(cls.starting_tool)
+        cls.looking = ("get_system_status", spelled("list_tpu_vm_instances"), "get_help")
         folder = cls.place / "unlimited"
         folder.mkdir()
-        for name in ("gcloud", "ssh"):
-            real = str(cls.provider().hosts.bin / name)
+        for name in cls.provider().programs:
+            real = str(cls.provider().bin / name)
             (folder / name).write_text(_UNLIMITED.format(python=sys.executable, real=real))
             (folder / name).chmod(0o755)
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
@@ -228,7 +253,7 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         super()._refused(server, *words)
         self.assertEqual(self.rented(), {})
         # A create by hand is no different.
-        fault = call_fault(server.call("create_tpu_vm_instance", {"zone": self.zone}))
+        fault = call_fault(server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone}))
         self.assertTrue(fault.startswith("DENIED "), fault)
         self.assertEqual(self.rented(), {})
 
@@ -237,12 +262,12 @@ class RentedFullDiskSuite(RentedCase, FullDiskSuite):
         self.state.write_text("not a folder")
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
             self.state.unlink()
-            answer = server.call("create_tpu_vm_instance", {"zone": self.zone})
+            answer = server.call(spelled("create_tpu_vm_instance"), {"zone": self.zone})
             made = self.rented()
             self.assertEqual(bool(call_fault(answer)), not made, answer)
         with raw_server(self.server_file, self.environment, self.stderr_file) as server:
-            listing = server.call("list_tpu_vm_instances", {})["result"]["structuredContent"]
-            names = [one["name"] for one in listing["rentals"]]
+            listing = server.call(spelled("list_tpu_vm_instances"), {})["result"]
+            names = [one["name"] for one in listing["structuredContent"]["rentals"]]
             self.assertEqual(names, made.get("instances", []))
 
     def test_a_model_that_runs_can_be_asked_and_stopped_on_a_full_disk(self) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 from mcp import Client
 
-from forge.suites.rented_case import IMAGE_DIGEST_NOW, RENTED_PROJECT, RentedCase
+from forge.suites.google_case import RENTED_PROJECT, GoogleCase
+from forge.suites.rented_case import IMAGE_DIGEST_NOW
 
 
-class RentedStorySuite(RentedCase):
+class RentedStorySuite(GoogleCase):
     """One machine's life, as a person's words would lead an agent through it."""
 
     async def found(self, client: Client, /, **arguments: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from unittest import mock
 
 from mcp import Client
 
-from forge.suites.rented_case import RentedCase
+from forge.suites.google_case import GoogleCase
 from forge.suites.rented_shared import RENTED_WORDS
 
 # The rig's own names of the tools that the shared suites call by Compute Engine's, and its zone.
@@ -58,7 +58,7 @@ TPU_TOOLS_WITH_EFFECT = {
 WEST, CENTRAL = "us-west4-a", "us-central1-a"
 
 
-class QueuedCase(RentedCase):
+class QueuedCase(GoogleCase):
     """A search to its end, and what the requests carried."""
 
     async def found(self, client: Client, /, **arguments: Any) -> dict[str, Any]:

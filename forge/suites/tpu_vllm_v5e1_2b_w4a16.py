@@ -12,6 +12,7 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
+from forge.suites.google_case import GoogleProvider
 from forge.suites.rented_case import rented_rig
 from forge.suites.rented_shared import RentedCatalogueSuite
 from forge.suites.rented_tpu import (
@@ -25,7 +26,7 @@ from forge.suites.rig_case import use_rig
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
     folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it-qat-w4a16-ct"
-    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS))
+    use_rig(rented_rig(folder, TPU_TOOLS_WITH_EFFECT, weights, TPU_WORDS, GoogleProvider))
 
 
 SUITES = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
+from forge.suites.google_case import GoogleProvider
 from forge.suites.rented_case import rented_rig
 from forge.suites.rented_commands import RentedCommandLineSuite
 from forge.suites.rented_endings import EndingFaultSuite
@@ -70,7 +71,7 @@ TOOLS_WITH_EFFECT = {
 def setUpModule() -> None:
     """Before the first test: every suite of this file tests the rig in this file's folder."""
     folder, weights = Path(__file__).resolve().parent, "google/gemma-4-E2B-it"
-    use_rig(rented_rig(folder, TOOLS_WITH_EFFECT, weights, RENTED_WORDS))
+    use_rig(rented_rig(folder, TOOLS_WITH_EFFECT, weights, RENTED_WORDS, GoogleProvider))
 
 
 SUITES = (

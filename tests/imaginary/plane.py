@@ -63,6 +63,9 @@ class ImaginaryPlane:
         "place": "the rented TPU machine",
         "machine": "process on the rented TPU machine",
         "cost": "The TPU machine is billed by the hour, the call costs nothing",
+        "payer": "project",
+        "quota_rule": "Spot draws on a quota of its own",
+        "quota_where": "the provider's console",
     }
     read_back_s = 1.2
     settle_s = 3.0

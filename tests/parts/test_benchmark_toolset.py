@@ -31,7 +31,7 @@ from forge.parts.knowledge.report_schema import (
 from forge.parts.toolsets.benchmark_job import planned_load
 from forge.parts.toolsets.benchmark_report import LoadProgress, merged_cells
 from forge.report_faults import report_faults
-from tests.rig_programs import write_programs
+from tests.rig_programs import write_broken_gate, write_programs
 from tests.scripted_rig import SERVER, scripted_rig
 from tests.scripted_sse import ROOT, ScriptedProcess
 
@@ -367,6 +367,70 @@ class BrokenRunTest(BenchmarkCase):
         salvaged = self.report(sorted(item["name"] for item in listed["reports"])[0])
         self.assertEqual([cell.status for cell in salvaged.cells], ["ok", "interrupted"])
         self.assertIn("killed", salvaged.cells[1].reason)
+
+    async def test_without_the_gate_no_load_begins(self) -> None:
+        (self.folder / "judge.py").unlink()
+        asked = len(self.server.requests())
+        async with self.client() as client:
+            begun = await self.called(client, "run_benchmark", **SMALL)
+            done = await self.finished(client, begun["job_id"])
+        self.assertEqual(done["state"], "failed")
+        self.assertTrue(done["error"].startswith("NOT_FOUND judge.py is not beside"), done)
+        self.assertEqual(len(self.server.requests()), asked)
+
+    async def test_the_gate_fails_after_the_load(self) -> None:
+        write_broken_gate(self.folder)
+        async with self.client() as client:
+            begun = await self.called(client, "run_benchmark", **SMALL)
+            done = await self.finished(client, begun["job_id"])
+            raw = self.state / "loads" / begun["job_id"] / "results.jsonl"
+            self.assertEqual(done["state"], "failed")
+            for words in ("PARTIAL no report was written", "out of order", str(raw)):
+                self.assertIn(words, done["error"])
+            self.assertTrue(done["error"].endswith("Next: run_benchmark(), which saves it first"))
+            self.assertIn('"event":"end"', raw.read_text())
+            # The figures are told, as those of a run that nobody wanted saved.
+            result = done["result"]
+            self.assertEqual(
+                (result["report"], result["saved"], len(result["cells"])), ("", False, 2)
+            )
+            self.assertTrue(all("output tokens/s" in line for line in result["cells"]), result)
+
+            again = await self.called(client, "run_benchmark", **SMALL)
+            self.assertEqual(len(again["notes"]), 1, again)
+            self.assertIn("could not be saved: PARTIAL", again["notes"][0])
+            await self.finished(client, again["job_id"])
+            self.assertEqual((await self.called(client, "list_reports"))["total"], 0)
+
+            write_programs(self.folder)
+            third = await self.called(client, "run_benchmark", **SMALL)
+            self.assertEqual(len(third["notes"]), 2, third)
+            self.assertTrue(all("the unsaved run" in note for note in third["notes"]), third)
+            await self.finished(client, third["job_id"])
+            names = [r["name"] for r in (await self.called(client, "list_reports"))["reports"]]
+        self.assertEqual(len(names), 3)
+        for name in names:
+            report = self.report(name)
+            self.assertEqual([cell.status for cell in report.cells], ["ok", "ok"])
+            self.assertGreater(report.run.duration_s or 0, 0)
+
+    async def test_the_gate_fails_after_a_cancel(self) -> None:
+        write_broken_gate(self.folder)
+        async with self.client() as client:
+            job_id = await self.begun(client)
+            done = await self.called(client, "cancel_job", job_id=job_id)
+            self.assertEqual(done["state"], "cancelled")
+            self.assertEqual((done["result"]["report"], done["result"]["saved"]), ("", False))
+            self.assertTrue(done["result"]["unsaved"].startswith("PARTIAL no report was"), done)
+            self.assertEqual(len(done["result"]["cells"]), 2)
+            write_programs(self.folder)
+            again = await self.called(client, "run_benchmark", **SMALL)
+            await self.finished(client, again["job_id"])
+            listed = await self.called(client, "list_reports")
+        self.assertIn(f"the unsaved run {job_id} was saved as", again["notes"][0])
+        report = self.report(sorted(item["name"] for item in listed["reports"])[0])
+        self.assertEqual([cell.status for cell in report.cells], ["ok", "interrupted"])
+        self.assertIn("cancelled", report.cells[1].reason)
 
     async def test_raw_data_names_no_path_and_no_key(self) -> None:
         secret = "sk-" + "a1" * 20

@@ -25,7 +25,6 @@ from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.jobs import JobProgress, JobRecord, JobStore
 from forge.parts.ground.journal import Journal
 from forge.parts.ground.state import RigPaths, write_json
-from forge.parts.knowledge.boot_marks import BOOT_PHASES
 from forge.parts.planes.capacity_plane import Rental
 from forge.parts.planes.plane import Finding, Instance
 from forge.parts.toolsets import boot_watch
@@ -37,6 +36,8 @@ from tests.imaginary.engine import ScriptedEngine
 from tests.rig_programs import write_programs
 
 MODEL = "google/gemma-4-E2B-it"
+PHASES = ("docker", "image", "token", "weights", "compile", "ready")
+BUILT = ("driver", "build", "token", "weights", "load", "ready")
 T0 = 1_796_000_000  # when the boot begins, in Unix seconds
 OOM = (
     "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to "
@@ -48,10 +49,10 @@ def mark(phase: str, state: str, at: int, words: str = "") -> str:
     return f"GEMMA4-BOOT {phase} {state} {T0 + at} {words}".rstrip()
 
 
-def booted(upto: str, **last: Any) -> str:
+def booted(upto: str, phases: Sequence[str] = PHASES, **last: Any) -> str:
     """A console on which each phase takes 10 seconds, up to the beginning of `upto`."""
     lines = []
-    for number, phase in enumerate(BOOT_PHASES):
+    for number, phase in enumerate(phases):
         lines.append(mark(phase, "begin", 10 * number, f"{phase} begins"))
         if phase == upto:
             return "\n".join(
@@ -164,7 +165,7 @@ class ScriptedRuntime:
     """An engine's words, its phases, and what it reports of itself."""
 
     vocabulary: Mapping[str, str] = {}
-    phases: Sequence[str] = BOOT_PHASES
+    phases: Sequence[str] = PHASES
 
     def api_key(self) -> str:
         return ""
@@ -271,7 +272,7 @@ class FollowedTest(Case):
         self.plane.boots = [
             RigError("UNREACHABLE", "nothing to read yet"),
             "Linux version 6.8.0",
-            *(booted(phase) for phase in BOOT_PHASES[:-1]),
+            *(booted(phase) for phase in PHASES[:-1]),
             READY,
         ]
         Quiet.ill["/health"] = 503  # until the boot says that it is ready
@@ -284,7 +285,7 @@ class FollowedTest(Case):
             done = await self.watched(pen)
         phases = list(dict.fromkeys(phase for phase, _ in pen.seen))
         self.assertEqual(phases[:1], [MACHINE_PHASE])
-        self.assertEqual(phases[1:], list(BOOT_PHASES[: len(phases) - 1]))
+        self.assertEqual(phases[1:], list(PHASES[: len(phases) - 1]))
         words = [words for _, words in pen.seen]
         self.assertTrue(any("costs nothing until granted" in one for one in words), words)
         self.assertTrue(any("does not answer now" in one for one in words), words)
@@ -303,10 +304,19 @@ class FollowedTest(Case):
 
     async def test_the_durations_are_the_machines_own(self) -> None:
         done = await self.watched()
-        expected = {phase: 10.0 for phase in BOOT_PHASES} | {"ready": 7.0, MACHINE_PHASE: 90.0}
+        expected = {phase: 10.0 for phase in PHASES} | {"ready": 7.0, MACHINE_PHASE: 90.0}
         self.assertEqual(done["seconds"], expected)
         history = BootWatch(self.context).history.typical(MODEL)
         self.assertEqual(history, expected)
+
+    async def test_a_boot_has_the_phases_of_its_runtime(self) -> None:
+        self.plane.boots = [booted("ready", BUILT, done="it answers")]
+        with mock.patch.object(ScriptedRuntime, "phases", BUILT):
+            pen = self.progress()
+            done = await self.watched(pen)
+        self.assertEqual(tuple(pen.record.phases), (MACHINE_PHASE, *BUILT))
+        expected = {phase: 10.0 for phase in BUILT} | {"ready": 7.0, MACHINE_PHASE: 90.0}
+        self.assertEqual(done["seconds"], expected)
 
     async def test_a_boot_whose_beginning_nobody_saw_has_no_time_of_the_machine(self) -> None:
         self.plane.boots = ["\n".join(READY.splitlines()[1:])]
@@ -409,7 +419,7 @@ class GoneTest(Case):
 
 class FailedTest(Case):
     async def test_each_phase_that_fails_is_told_by_its_words(self) -> None:
-        for phase in BOOT_PHASES:
+        for phase in PHASES:
             with self.subTest(phase):
                 self.plane.log = RigError("UNREACHABLE", "no ssh")
                 self.plane.boots = [booted(phase, failed="Error: a thing nobody knows")]
@@ -418,10 +428,20 @@ class FailedTest(Case):
 
     async def test_only_what_speaks_of_the_weights_is_kept_of_it(self) -> None:
         self.plane.log = RigError("UNREACHABLE", "no ssh")
-        for phase in BOOT_PHASES:
+        for phase in PHASES:
             self.plane.boots = [booted(phase, failed=f"broken in {phase}")]
             await self.fails("INTERNAL")
         expected = [(False, f"{p}: broken in {p}") for p in ("weights", "compile", "ready")]
+        self.assertEqual(self.loads(), expected)
+
+    async def test_where_loading_is_a_phase_of_its_own_fetching_says_nothing_of_it(self) -> None:
+        self.plane.log = RigError("UNREACHABLE", "no agent")
+        with mock.patch.object(ScriptedRuntime, "phases", BUILT):
+            for phase in BUILT:
+                self.plane.boots = [booted(phase, BUILT, failed=f"broken in {phase}")]
+                error = await self.fails("INTERNAL")
+                self.assertIn(f"{phase}: broken in {phase}", error.what)
+        expected = [(False, f"{phase}: broken in {phase}") for phase in ("load", "ready")]
         self.assertEqual(self.loads(), expected)
 
     async def test_the_containers_log_decides_where_it_says_more(self) -> None:
@@ -446,7 +466,7 @@ class FailedTest(Case):
         self.assertIn("allocate 4.00G", error.what)
 
     async def test_a_boot_that_began_anew_is_not_the_one_that_failed(self) -> None:
-        again = "\n".join(mark(p, s, 200) for p in BOOT_PHASES for s in ("begin", "done"))
+        again = "\n".join(mark(p, s, 200) for p in PHASES for s in ("begin", "done"))
         self.plane.boots = [f"{booted('weights', failed='ended')}\n{again}"]
         self.assertEqual((await self.watched())["model"], MODEL)
         self.assertEqual([loads for loads, _ in self.loads()], [True])
@@ -513,11 +533,22 @@ class ProvenTest(Case):
                 self.assertIn(f"small-1 is {state}", error.what)
                 self.assertEqual(error.next_step, "manage_vllm_docker(action='start')")
 
+    async def test_a_server_without_a_container_is_told_by_its_own_name(self) -> None:
+        Quiet.ill["/health"] = 503
+        for state in ("exited", "removed"):
+            server = None if state == "removed" else {"state": state}
+            self.plane.status = json.dumps({"server": server})
+            error = await self.fails("NOT_FOUND")
+            self.assertIn(f"the server on small-1 is {state}", error.what)
+
     async def test_one_that_runs_or_cannot_be_looked_at_is_waited_for(self) -> None:
         Quiet.ill["/health"] = 503
         for status in (
             json.dumps({"container": {"state": "running"}}),
             json.dumps({"container": {"state": "restarting"}}),
+            json.dumps({"server": {"state": "running"}}),
+            json.dumps({"server": {"state": "exited"}, "booting": True}),
+            json.dumps({"container": None, "booting": True}),
             "",
             "no JSON",
             "[]",

@@ -18,8 +18,8 @@ from forge.parts.boundaries import gguf_file
 from forge.parts.boundaries.gguf_config import gguf_geometry
 from forge.parts.boundaries.gguf_file import GgufFile, KvLayer, read_gguf
 from forge.parts.ground.errors import RigError
+from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.knowledge.geometry import Geometry
-from forge.parts.knowledge.memory import kv_bytes
 from forge.parts.knowledge.models import GEMMA4
 
 # E2B's attention as its file has it: 35 layers, every fifth sees all, the last 20 share.

@@ -26,12 +26,12 @@ from forge.parts.runtimes.gke_manifest import (
     manifest_notes,
     manifest_yaml,
 )
-from forge.parts.runtimes.vllm_docker import (
-    CONTAINER_ENVIRONMENT,
-    VllmDocker,
-    VllmDockerSettings,
-    container_argv,
-    serve_argv,
+from forge.parts.runtimes.vllm_docker import serve_argv
+from forge.parts.runtimes.vllm_tpu_docker import (
+    TPU_ENVIRONMENT,
+    VllmTpuDocker,
+    VllmTpuDockerSettings,
+    tpu_container,
 )
 
 SLUG = "tpu-vllm-v5e1-2b-q4-0"
@@ -50,10 +50,10 @@ WHOLE_ONLY = ("google.com/tpu",)
 V5E, V6E = "tpu-v5-lite-podslice", "tpu-v6e-slice"
 
 
-def settings(**values: Any) -> VllmDockerSettings:
+def settings(**values: Any) -> VllmTpuDockerSettings:
     """The settings of a rig, with these of its values changed."""
     known = {"model_name": "google/gemma-4-E2B-it", "gke_accelerator": V5E}
-    return VllmDockerSettings(**(known | values))
+    return VllmTpuDockerSettings(**(known | values))
 
 
 def serving(**values: Any) -> ClusterServing:
@@ -63,7 +63,7 @@ def serving(**values: Any) -> ClusterServing:
         "container": "vllm",
         "image": TAGGED,
         "argv": serve_argv(settings()),
-        "environment": CONTAINER_ENVIRONMENT,
+        "environment": TPU_ENVIRONMENT,
         "secret": "hf-token",
         "port": 8000,
         "accelerator": V5E,
@@ -74,7 +74,7 @@ def serving(**values: Any) -> ClusterServing:
 
 def runtime_text(replicas: int = 1, image: str = TAGGED, **values: Any) -> str:
     """The manifest as the runtime of a rig with these settings gives it."""
-    return VllmDocker(lambda: settings(**values), SLUG).manifest(image, replicas)
+    return VllmTpuDocker(lambda: settings(**values), SLUG).manifest(image, replicas)
 
 
 def faults(document: Any) -> list[str]:
@@ -213,7 +213,7 @@ class ServingTest(Case):
             container = self.container(**values)
             served = container["command"] + container["args"]
             self.assertEqual(served, serve_argv(settings(**values)))
-            docker = container_argv(settings(**values), TAGGED)
+            docker = tpu_container(settings(**values)).docker_argv(TAGGED)
             self.assertEqual(served, docker[docker.index(TAGGED) + 1 :])
             self.assertTrue(all(isinstance(word, str) for word in served))
 
@@ -226,7 +226,7 @@ class ServingTest(Case):
 
     def test_the_environment_is_the_containers_and_the_token_comes_from_a_secret(self) -> None:
         *plain, token = self.container()["env"]
-        self.assertEqual({e["name"]: e["value"] for e in plain}, dict(CONTAINER_ENVIRONMENT))
+        self.assertEqual({e["name"]: e["value"] for e in plain}, dict(TPU_ENVIRONMENT))
         self.assertEqual(
             token,
             {
@@ -282,7 +282,7 @@ class ServingTest(Case):
         self.assertEqual(volumes[mounts["/dev/shm"]]["emptyDir"]["medium"], "Memory")
         self.assertRegex(volumes[mounts["/dev/shm"]]["emptyDir"]["sizeLimit"], QUANTITY)
         for name in ("HF_HOME", "VLLM_XLA_CACHE_PATH"):
-            self.assertTrue(CONTAINER_ENVIRONMENT[name].startswith("/cache/"))
+            self.assertTrue(TPU_ENVIRONMENT[name].startswith("/cache/"))
         self.assertIn("/cache", mounts)
 
     def test_no_privilege_no_identity_and_no_foreign_variables(self) -> None:

@@ -31,8 +31,8 @@ from forge.parts.toolsets.cloud_diagnosis import CloudLogResource, CloudLogSever
 from forge.parts.toolsets.google_tools import (
     GoogleProjectToolset,
     GoogleQuotaToolset,
-    GoogleTokenSettings,
 )
+from forge.parts.toolsets.rental_costs import HubTokenSettings
 from forge.suites.fake_google import FakeGoogle
 from tests.imaginary.plane import ImaginaryPlane
 from tests.imaginary.rig import RIG, ImaginaryRigSettings
@@ -43,7 +43,7 @@ CANARY = "hf_CANARYcanaryCANARYcanaryCANARY10"
 MACHINE = LoggedMachine("gce_instance", "tpu-vllm-imaginary-2b-0a1b2c", ZONE, "77")
 
 
-class ProjectSettings(ImaginaryRigSettings, GoogleTokenSettings):
+class ProjectSettings(ImaginaryRigSettings, HubTokenSettings):
     project: str = PROJECT
     hf_secret: str = Field(default="hf-token")
 

@@ -12,15 +12,13 @@ import unittest
 from collections import Counter
 from typing import Any
 
+from forge.parts.knowledge.cache_bytes import kv_bytes, kv_bytes_per_token, kv_ring_bytes
 from forge.parts.knowledge.geometry import FULL_LAYER, Geometry
 from forge.parts.knowledge.geometry_config import geometry_from_config
 from forge.parts.knowledge.hardware import ACCELERATORS
 from forge.parts.knowledge.memory import (
     WEIGHT_ENCODINGS,
     ParameterCounts,
-    kv_bytes,
-    kv_bytes_per_token,
-    kv_ring_bytes,
     parameter_counts,
     ple_bytes,
     step_bytes,

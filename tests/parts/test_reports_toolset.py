@@ -21,13 +21,15 @@ from mcp import Client
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from forge.parts.assembly.rig import AssembledRig
-from forge.parts.boundaries.report_store import ReportStore, checked_report_name
+from forge.parts.boundaries.report_store import ReportStore, SavedReport, checked_report_name
 from forge.parts.ground.errors import RigError
 from forge.parts.knowledge.report_schema import MOST_CELLS, BenchReport
 from forge.parts.toolsets.reports import ReportsToolset, report_store, save_report
 from forge.report_faults import report_faults
+from forge.report_import import judged_here
 from forge.rigs.local_pytorch_cpu_2b import RIG
 from tests.parts.report_samples import cell, lost_cell, report
+from tests.rig_programs import write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "2026-03-04-gemma4-e2b-vllm-v6e1"
@@ -75,6 +77,7 @@ class ReportsCase(unittest.TestCase):
         self.folder = self.base / "plugins" / "a-rig"
         self.folder.mkdir(parents=True)
         (self.folder / "server.py").write_text("# stands for the built server\n")
+        write_programs(self.folder)
         shutil.copy(ROOT / "local-pytorch-cpu-2b" / "tpu.env", self.folder)
         if self.checkout:
             (self.folder.parent / ".git").mkdir()
@@ -107,6 +110,10 @@ class ReportsCase(unittest.TestCase):
     def text(self, answer: CallToolResult) -> str:
         return "\n".join(c.text for c in answer.content if isinstance(c, TextContent))
 
+    def save(self, made: BenchReport, raw: Path | None = None) -> SavedReport:
+        """`made` saved as a job saves it: the program beside the server judges it first."""
+        return asyncio.run(save_report(self.rig.context, made, raw or self.raw()))
+
     def raw(self, text: str = '{"request": 1}\n') -> Path:
         path = self.base / "requests.jsonl"
         path.write_text(text)
@@ -138,7 +145,7 @@ class TestTools(ReportsCase):
     def test_a_saved_report_is_listed_shown_and_compared(self) -> None:
         for rate in (1200.0, 1260.0):
             made = report([cell(8, output_tps=rate, cv=0.01, repeats=3), cell(16)])
-            save_report(self.rig.context, made, self.raw())
+            self.save(made)
         found = self.good("list_reports", limit=10)
         self.assertEqual([r["name"] for r in found["reports"]], [f"{NAME}--r2", NAME])
         self.assertEqual(self.good("list_reports", limit=1)["total"], 2)
@@ -153,7 +160,7 @@ class TestTools(ReportsCase):
 
     def test_both_protocols_carry_the_picture(self) -> None:
         lost = lost_cell(64, 1024, "failed", "it stalled")
-        save_report(self.rig.context, report([cell(), lost]), self.raw())
+        self.save(report([cell(), lost]))
 
         async def steps(client: Client) -> None:
             for view in ("curves", "heatmap"):
@@ -171,7 +178,7 @@ class TestTools(ReportsCase):
 
     def test_a_failed_cell_is_shown_as_failed_never_as_zero(self) -> None:
         lost = lost_cell(64, 1024, "failed", "the stream stalled after 3 tokens")
-        save_report(self.rig.context, report([cell(), lost]), self.raw())
+        self.save(report([cell(), lost]))
         shown = self.text(self.call("show_report", name=NAME))
         row = next(line for line in shown.splitlines() if line.startswith("| c64-"))
         self.assertNotIn("0", row.split("|", 2)[2])
@@ -179,8 +186,8 @@ class TestTools(ReportsCase):
         self.assertIn("the stream stalled after 3 tokens", shown)
 
     def test_what_may_not_be_ranked_is_answered_not_ranked(self) -> None:
-        save_report(self.rig.context, report(), self.raw())
-        save_report(self.rig.context, report(engine={"name": "jax"}), self.raw())
+        self.save(report())
+        self.save(report(engine={"name": "jax"}))
         other = NAME.replace("vllm", "jax")
         answer = self.good("compare_reports", first=NAME, second=other)
         self.assertFalse(answer["ranked"])
@@ -190,7 +197,7 @@ class TestTools(ReportsCase):
         self.assertTrue(asked["ranked"])
 
     def test_names_outside_the_grammar_are_refused_by_parameter(self) -> None:
-        save_report(self.rig.context, report(), self.raw())
+        self.save(report())
 
         async def steps(client: Client) -> None:
             for bad in BAD_NAMES:
@@ -212,7 +219,7 @@ class TestTools(ReportsCase):
         self.assertRegex(twice, r"^INVALID second")
 
     def test_links_are_not_followed(self) -> None:
-        save_report(self.rig.context, report(), self.raw())
+        self.save(report())
         inside = self.state / "reports"
         outside = self.base / "elsewhere.json"
         shutil.move(inside / f"{NAME}.json", outside)
@@ -225,7 +232,7 @@ class TestTools(ReportsCase):
         self.assertRegex(self.text(self.call("show_report", name=NAME)), r"^NOT_FOUND ")
 
     def test_a_damaged_file_hides_no_other_and_hangs_nothing(self) -> None:
-        save_report(self.rig.context, report(), self.raw())
+        self.save(report())
         inside = self.state / "reports"
         (inside / f"{NAME}--r2.json").write_text('{"schema_version": "2.0"')
         (inside / f"{NAME}--r3.json").write_bytes(b"\xff\xfe\x00")
@@ -242,7 +249,7 @@ class TestSaving(ReportsCase):
     def test_names_do_not_collide_on_one_day(self) -> None:
         with ThreadPoolExecutor(8) as pool:
             raw = self.raw()
-            jobs = [pool.submit(save_report, self.rig.context, report(), raw) for _ in range(8)]
+            jobs = [pool.submit(self.save, report(), raw) for _ in range(8)]
             names = [job.result().name for job in jobs]
         repeats = ["", *(f"--r{n}" for n in range(2, 9))]
         self.assertEqual(sorted(names), sorted(NAME + mark for mark in repeats))
@@ -250,7 +257,7 @@ class TestSaving(ReportsCase):
             self.assertEqual(json.loads(path.read_text())["run"]["id"], path.stem)
 
     def test_the_raw_data_lies_beside_it_under_its_hash(self) -> None:
-        saved = save_report(self.rig.context, report(), self.raw('{"a": 1}\n{"a": 2}\n'))
+        saved = self.save(report(), self.raw('{"a": 1}\n{"a": 2}\n'))
         (record,) = saved.report.raw
         data = (self.state / record.path).read_bytes()
         self.assertEqual(hashlib.sha256(data).hexdigest(), record.sha256)
@@ -260,7 +267,7 @@ class TestSaving(ReportsCase):
         self.assertEqual(len(report_faults(saved.files[0])), 1)
 
     def test_the_server_and_the_rig_are_named(self) -> None:
-        saved = save_report(self.rig.context, report(run={"rig": ""}), self.raw())
+        saved = self.save(report(run={"rig": ""}))
         digest = hashlib.sha256((self.folder / "server.py").read_bytes()).hexdigest()
         self.assertTrue(digest.startswith(saved.report.engine.server.partition("+")[2]))
         self.assertEqual(saved.report.run.rig, RIG.name)
@@ -270,7 +277,7 @@ class TestSaving(ReportsCase):
         assert made.cells[0].metrics is not None
         fast = made.cells[0].metrics.model_copy(update={"output_tps": 1e7, "request_rps": 1e5})
         lie = made.cells[0].model_copy(update={"metrics": fast})
-        saved = save_report(self.rig.context, made.model_copy(update={"cells": [lie]}), self.raw())
+        saved = self.save(made.model_copy(update={"cells": [lie]}))
         self.assertEqual(saved.report.cells[0].status, "failed")
         self.assertEqual(report_faults(saved.files[0]), [])
 
@@ -289,8 +296,8 @@ class TestSaving(ReportsCase):
         )
         raw = self.raw(f'{{"url": "http://203.0.113.7:8000/v1", "t": "{token}"}}\n')
         with mock.patch.dict(os.environ, secrets):
-            store = ReportStore([self.state])
-            saved = store.save(made, raw, private=["some-project-123"])
+            store = ReportStore([self.state], judged_here)
+            saved = asyncio.run(store.save(made, raw, private=["some-project-123"]))
         written = b"".join(
             path.read_bytes() for path in self.state.rglob("*") if path.is_file()
         ).decode()
@@ -301,7 +308,7 @@ class TestSaving(ReportsCase):
         self.assertEqual(report_faults(saved.files[0]), [])
 
     def test_files_are_private_and_whole(self) -> None:
-        saved = save_report(self.rig.context, report(), self.raw())
+        saved = self.save(report())
         left = [p.name for p in self.state.rglob("*") if p.is_file()]
         self.assertEqual(sorted(left), sorted([f"{NAME}.json", "requests.jsonl"]))
         self.assertEqual(saved.files[0].stat().st_mode & 0o777, 0o600)
@@ -310,25 +317,83 @@ class TestSaving(ReportsCase):
         self.state.parent.mkdir(parents=True, exist_ok=True)
         self.state.write_text("in the way")
         with self.assertRaises(RigError) as caught:
-            save_report(self.rig.context, report(), self.raw())
+            self.save(report())
         self.assertEqual(caught.exception.error_class, "DENIED")
 
     def test_the_journal_says_what_was_saved(self) -> None:
-        save_report(self.rig.context, report(), self.raw())
+        self.save(report())
         events = self.rig.context.journal.entries()
         self.assertEqual([(e["event"], e["report"]) for e in events], [("report_saved", NAME)])
 
     def test_an_installed_plugin_keeps_nothing_in_its_folder(self) -> None:
-        saved = save_report(self.rig.context, report(), self.raw())
+        before = {path.name for path in self.folder.iterdir()}
+        saved = self.save(report())
         self.assertEqual(len(saved.files), 1)
-        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["server.py", "tpu.env"])
+        after = {path.name for path in self.folder.iterdir()} - {"__pycache__"}
+        self.assertEqual(after, before)
+
+
+class TestUnjudged(ReportsCase):
+    """Whatever keeps the gate from judging, no report is written and the raw data is named."""
+
+    def refused(self) -> RigError:
+        with self.assertRaises(RigError) as caught:
+            self.save(report())
+        self.assertEqual(caught.exception.error_class, "PARTIAL")
+        for words in ("no report was written", str(self.raw())):
+            self.assertIn(words, caught.exception.what)
+        self.assertTrue(self.raw().is_file())
+        self.assertEqual([path for path in self.state.rglob("*") if path.is_file()], [])
+        self.assertEqual(list(self.rig.context.journal.entries()), [])
+        return caught.exception
+
+    def test_a_missing_program(self) -> None:
+        (self.folder / "judge.py").unlink()
+        error = self.refused()
+        self.assertIn("judge.py is not beside server.py", error.what)
+        self.assertIn("restore", error.next_step)
+
+    def test_a_program_that_fails_and_one_that_answers_something_else(self) -> None:
+        for text in ("import sys; sys.exit('no tables')\n", "print('{}')\n"):
+            with self.subTest(text):
+                (self.folder / "judge.py").write_text(text)
+                self.assertIn("judge.py gave no answer", self.refused().what)
+
+    def test_the_reports_that_there_are_can_still_be_read(self) -> None:
+        self.save(report())
+        (self.folder / "judge.py").unlink()
+        self.assertEqual(self.good("list_reports")["total"], 1)
+        self.assertIn("c8-i1024-o128", self.text(self.call("show_report", name=NAME)))
+
+    def test_a_store_writes_what_its_judge_gave_and_nothing_without_one(self) -> None:
+        with self.assertRaises(TypeError):
+            ReportStore([self.state])  # type: ignore[call-arg]
+        seen = []
+
+        async def marking(made: BenchReport) -> BenchReport:
+            seen.append(made)
+            return made.model_copy(update={"notes": ["judged"]})
+
+        async def failing(made: BenchReport) -> BenchReport:
+            raise RigError("TIMEOUT", "it took too long")
+
+        saved = asyncio.run(ReportStore([self.state], marking).save(report()))
+        self.assertEqual(seen, [report()])
+        self.assertEqual(json.loads(saved.files[0].read_text())["notes"], ["judged"])
+        with self.assertRaises(RigError) as caught:
+            asyncio.run(ReportStore([self.state], failing).save(report()))
+        self.assertEqual(
+            str(caught.exception),
+            "PARTIAL no report was written, because nothing could judge it: it took too long.",
+        )
+        self.assertEqual(ReportStore([self.state], failing).names(), [NAME])
 
 
 class TestCheckout(ReportsCase):
     checkout = True
 
     def test_a_checkout_gets_its_copy_and_it_is_preferred(self) -> None:
-        saved = save_report(self.rig.context, report(), self.raw())
+        saved = self.save(report())
         ours = self.folder / "benchmarks" / "reports" / f"{NAME}.json"
         self.assertEqual(saved.files, (self.state / "reports" / f"{NAME}.json", ours))
         self.assertEqual(saved.files[0].read_bytes(), ours.read_bytes())
@@ -341,9 +406,9 @@ class TestCheckout(ReportsCase):
         self.assertEqual(self.good("list_reports")["total"], 1)
 
     def test_a_name_taken_in_the_checkout_is_not_reused(self) -> None:
-        first = save_report(self.rig.context, report(), self.raw())
+        first = self.save(report())
         first.files[0].unlink()
-        self.assertEqual(save_report(self.rig.context, report(), self.raw()).name, f"{NAME}--r2")
+        self.assertEqual(self.save(report()).name, f"{NAME}--r2")
 
 
 class TestStore(unittest.TestCase):
@@ -362,7 +427,7 @@ class TestStore(unittest.TestCase):
                 f"2026-01-0{day}-gemma4-e2b-vllm-v6e1{m}" for day in (1, 2) for m in marks
             ):
                 (inside / f"{name}.json").touch()
-            names = ReportStore([Path(scratch)]).names()
+            names = ReportStore([Path(scratch)], judged_here).names()
         self.assertEqual(names[0], "2026-01-02-gemma4-e2b-vllm-v6e1--r10")
         self.assertEqual(names[-1], "2026-01-01-gemma4-e2b-vllm-v6e1")
         self.assertEqual(len(names), 6)
@@ -372,8 +437,9 @@ class TestStore(unittest.TestCase):
         self.assertEqual(len(cells), MOST_CELLS)
         made = report(cells, run={"kind": "imported", "origin": "a page"})
         with tempfile.TemporaryDirectory() as scratch:
-            saved = ReportStore([Path(scratch)]).save(made)
-            self.assertIsInstance(ReportStore([Path(scratch)]).read(saved.name), BenchReport)
+            store = ReportStore([Path(scratch)], judged_here)
+            saved = asyncio.run(store.save(made))
+            self.assertIsInstance(store.read(saved.name), BenchReport)
 
 
 class TestContext(ReportsCase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 from forge.parts.boundaries.report_store import ReportStore
 from forge.parts.boundaries.run_glance import RunGlance, newest_run
+from forge.report_import import judged_here
 from tests.parts.report_samples import cell, lost_cell, report
 
 UNREADABLE = "the file cannot be read as a report"
@@ -44,7 +46,8 @@ class BenchmarkTest(GlanceCase):
             cell(8, output_tps=1200.0),
             lost_cell(64, 1024, "failed", "out of memory"),
         ]
-        saved = ReportStore((self.benchmarks,)).save(report(cells, planned_cells=4))
+        store = ReportStore((self.benchmarks,), judged_here)
+        saved = asyncio.run(store.save(report(cells, planned_cells=4)))
         self.assertEqual(
             newest_run(self.folder),
             RunGlance(

@@ -15,6 +15,7 @@ import types
 import unittest
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,8 +31,10 @@ from forge.parts.knowledge.planner_refusal import plan_sum
 from forge.parts.planes.plane import Room
 from forge.parts.planes.this_computer import ThisComputer
 from forge.parts.runtimes.runtime import Need, ServedModel
+from forge.parts.runtimes.vllm_cuda_log import CUDA_PHASE_WORDS
 from forge.parts.toolsets import starts as part
 from forge.parts.toolsets.boot_timeline import (
+    BootRecord,
     boot_picture,
     boot_records,
     boot_table,
@@ -371,6 +374,17 @@ class TimelineTest(RigFolderCase):
         self.assertEqual(record.outcome, "running")
         self.assertEqual(record.seconds["environment"], 1.0)
         self.assertGreaterEqual(record.seconds["load"], 30.0)
+
+    def test_the_phases_of_a_rented_gpu_machine_are_told_apart(self) -> None:
+        """They are the most that a start has: the machine's own and those of its boot."""
+        names = ["machine", *CUDA_PHASE_WORDS]
+        start = BootRecord("t", "m", "ready", {name: 10.0 for name in names})
+        legend, _, _, bar = boot_table([start]).splitlines()
+        signs = [entry.split(" ", 1)[0] for entry in legend.removeprefix("legend: ").split(", ")]
+        colours = [entry.rpartition("(")[2] for entry in legend.split(", ")]
+        self.assertEqual(len(set(signs)), len(names))
+        self.assertEqual(len(set(colours)), len(names))
+        self.assertEqual([sign for sign, _ in groupby(bar.strip())], signs)
 
 
 class SmallMachine(ThisComputer):

@@ -8,7 +8,7 @@ import random
 import unittest
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.journal import Journal
@@ -461,6 +461,40 @@ class RefusalTest(SweepCase):
             self.provider.answers = {A.zone: [states], B.zone: [GRANTED]}
             found = self.found(A, B).found
             self.assertEqual(found and found.zone, zone)
+
+    def test_a_refusal_of_a_single_call_needs_no_look_that_succeeds(self) -> None:
+        """Whoever is not let in to ask is not let in to look: the login that is over is told now,
+        and not after minutes as a machine that may exist."""
+
+        class Single(ScriptedProvider):
+            asks_in_one_call = True
+
+        over = RigError("AUTH", "(RequestExpired) Request has expired.")
+        for kind, error_class, most in ((Single, "AUTH", 30.0), (ScriptedProvider, "UNKNOWN", 9e9)):
+            with self.subTest(kind.__name__):
+                self.setUp()
+                self.provider = kind(self.clock)
+                self.provider.answers = {A.zone: [stockout()], B.zone: [over]}
+                self.provider.unreadable = {A.zone, B.zone}
+                began = self.clock.now()
+                self.failed(cast(ErrorClass, error_class), A, B, C)
+                self.assertLess(self.clock.now() - began, most)
+                ended = ["stockout", "auth"] if kind is Single else []
+                self.assertEqual([one.ended for one in self.on_disk().attempts], ended)
+
+    def test_what_a_single_call_made_although_it_was_refused_is_no_orphan(self) -> None:
+        class Both(ScriptedProvider):
+            asks_in_one_call = True
+
+            async def ask(self, request: SweepRequest) -> None:
+                await super().ask(request)
+                if request.zone == A.zone:
+                    raise stockout()
+
+        self.provider = Both(self.clock)
+        self.provider.answers = {A.zone: [GRANTED], B.zone: [GRANTED]}
+        found = self.found(A, B).found
+        self.assertEqual(found and found.zone, A.zone)
 
     def test_a_dead_request_is_deleted_before_the_next(self) -> None:
         said = "Quota limit 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0"

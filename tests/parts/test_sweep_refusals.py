@@ -144,6 +144,11 @@ TEXTS: tuple[tuple[str, str, str], ...] = (
         "usage",
         "",
     ),
+    (f"An error occurred (RequestExpired) {RUN}: Request has expired.", "auth", ""),
+    (f"An error occurred (UnrecognizedClientException) {RUN}", "auth", ""),
+    (f"An error occurred (AccessDenied) {RUN}: Access Denied", "permission", ""),
+    (f"An error occurred (InvalidUserData.Malformed) {RUN}: Invalid BASE64", "usage", ""),
+    (f"An error occurred (InvalidBlockDeviceMapping) {RUN}: too small", "usage", ""),
     (f"An error occurred (InvalidAMIID.NotFound) {RUN}", "usage", ""),
     (f"An error occurred (InvalidSubnetID.NotFound) {RUN}", "usage", ""),
     (

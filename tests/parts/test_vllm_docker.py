@@ -1,43 +1,45 @@
 """vLLM in a container: both argument lists, what the container may do, and the boot document.
 
-docker's arguments are read here as docker itself reads them, from a table of its options, so that a
-value in the wrong place or an image that is none fails. Log lines are those that public logs of
-tpu-inference have.
+What every kind of chip has in common is tried on a TPU's container, whose rights, caches and log
+lines are here too; the lines are those that public logs of tpu-inference have.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import re
-import sys
 import unittest
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
 
 from pydantic import ValidationError
 
+from forge.machine.docker import Docker
+from forge.machine.google import Google
+from forge.machine.machine import Machine, checked
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.ground.errors import RigError
 from forge.parts.planes.plane import Room
-from forge.parts.runtimes.container_grants import GRANTS_LEFT_OUT, container_grants
 from forge.parts.runtimes.runtime import MetricUse, Runtime, ServedModel
+from forge.parts.runtimes.tpu_grants import TPU_GRANTS_LEFT_OUT, tpu_grants
 from forge.parts.runtimes.vllm_docker import (
     COMPILE_CACHE_FOLDER,
-    CONTAINER_ENVIRONMENT,
     TOKEN_FILE,
     USED_METRICS,
     VllmDocker,
     VllmDockerSettings,
-    boot_document,
-    container_argv,
     serve_argv,
 )
+from forge.parts.runtimes.vllm_tpu_docker import (
+    TPU_ENVIRONMENT,
+    VllmTpuDocker,
+    VllmTpuDockerSettings,
+    tpu_container,
+)
 from forge.parts.runtimes.vllm_tpu_log import BOOT_MARKS, BOOT_PHASE_WORDS
+from tests.parts.docker_reading import FORBIDDEN, read_docker
 from tests.parts.test_image_registry import DIGEST as NOW
 from tests.parts.test_image_registry import running_registry
 
@@ -46,28 +48,7 @@ PROJECT = "some-project"
 TAGGED = "vllm/vllm-tpu:nightly"
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 BY_DIGEST = f"vllm/vllm-tpu@{DIGEST}"
-BOOT_PROGRAM = Path(__file__).resolve().parents[2] / "forge" / "programs" / "boot.py"
 PLENTY = Room(memory_available=10**12, memory_total=10**12, disk_free=10**12)
-# docker run's options that take a value, of those that this rig may ever use (docker 20.10 to 28).
-DOCKER_VALUED = frozenset(
-    "--name --restart --publish --log-driver --log-opt --cap-drop --cap-add --security-opt --device"
-    " --shm-size --ulimit --volume --env --env-file".split()
-)
-DOCKER_SWITCHES = frozenset({"--detach", "--privileged"})
-FORBIDDEN = (
-    "--net",
-    "--network",
-    "--ipc",
-    "--pid",
-    "--uts",
-    "--userns",
-    "--mount",
-    "--publish-all",
-    "--device-cgroup-rule",
-    "--group-add",
-    "--user",
-)
-
 # A start of vLLM 0.26.0 with tpu-inference on one chip, August 2026, shortened.
 REAL_LOG = """\
 container on machine in zone (last 500 lines at most)
@@ -106,35 +87,21 @@ sample --> {'num_reqs': 16, 'do_sampling': False}
 """
 
 
-def settings(**values: Any) -> VllmDockerSettings:
+def settings(**values: Any) -> VllmTpuDockerSettings:
     """The settings of a rig, with these of its values changed."""
-    return VllmDockerSettings(**{"model_name": MODEL, **values})
+    return VllmTpuDockerSettings(**{"model_name": MODEL, **values})
 
 
-@dataclass
-class DockerRun:
-    """`docker run` as docker reads it: options to the first word that is none, image, command."""
-
-    options: dict[str, list[str]] = field(default_factory=dict)
-    image: str = ""
-    command: list[str] = field(default_factory=list)
+def container_argv(chosen: VllmTpuDockerSettings, image: str) -> list[str]:
+    """docker's argument list by these settings."""
+    return tpu_container(chosen).docker_argv(image)
 
 
-def read_docker(argv: list[str]) -> DockerRun:
-    """`argv` in parts; a word that docker would not know where it stands raises AssertionError."""
-    assert argv[:2] == ["docker", "run"], argv[:2]
-    run, rest = DockerRun(), argv[2:]
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        if option in DOCKER_VALUED:
-            value = rest.pop(0)
-            assert value and not value.startswith("-"), (option, value)
-            run.options.setdefault(option, []).append(value)
-        else:
-            assert option in DOCKER_SWITCHES, option
-            run.options.setdefault(option, []).append("")
-    run.image, *run.command = rest
-    return run
+def boot_document(
+    chosen: VllmTpuDockerSettings, rig: str, project: str, image: str, life_s: int, leave: str
+) -> dict[str, Any]:
+    """What the machine is told by these settings."""
+    return tpu_container(chosen).boot_document(rig, project, image, life_s, leave)
 
 
 class Case(unittest.TestCase):
@@ -287,7 +254,7 @@ class ContainerTest(Case):
         # The bucket gets the compile cache. Weights in the same folder would go along, 10 GB each.
         weights = next(k for k, v in volumes.items() if v == environment["HF_HOME"])
         self.assertFalse(f"{weights}/".startswith(f"{COMPILE_CACHE_FOLDER}/"))
-        self.assertEqual(environment, dict(CONTAINER_ENVIRONMENT))
+        self.assertEqual(environment, dict(TPU_ENVIRONMENT))
 
     def test_the_log_is_bounded(self) -> None:
         run = read_docker(container_argv(settings(), TAGGED))
@@ -320,7 +287,7 @@ class GrantsTest(Case):
             chosen = settings(container_privileged=privileged)
             argv = container_argv(chosen, TAGGED)
             granted: list[str] = []
-            for grant in container_grants(chosen.tpu_devices, privileged):
+            for grant in tpu_grants(chosen.tpu_devices, privileged):
                 self.assertGreater(len(grant.reason), 20, grant)
                 self.assertGreater(len(grant.source), 10, grant)
                 granted += grant.options
@@ -332,7 +299,7 @@ class GrantsTest(Case):
             )
 
     def test_what_was_never_run_says_so(self) -> None:
-        for grant in container_grants("/dev/vfio"):
+        for grant in tpu_grants("/dev/vfio"):
             if grant.options[0] != "--shm-size":
                 self.assertIn("not tried on the hardware", grant.source, grant.options)
 
@@ -354,9 +321,9 @@ class GrantsTest(Case):
     def test_what_is_left_out_is_left_out(self) -> None:
         argv = container_argv(settings(), TAGGED)
         self.assertEqual(
-            set(GRANTS_LEFT_OUT), {"--privileged", "--net=host", "--ipc=host", "--read-only"}
+            set(TPU_GRANTS_LEFT_OUT), {"--privileged", "--net=host", "--ipc=host", "--read-only"}
         )
-        for option, why in GRANTS_LEFT_OUT.items():
+        for option, why in TPU_GRANTS_LEFT_OUT.items():
             self.assertNotIn(option, argv)
             self.assertTrue(why)
 
@@ -413,7 +380,7 @@ class SettingsTest(Case):
                     self.assertEqual(getattr(chosen, name), value)
 
     def test_each_has_a_description(self) -> None:
-        for name, known in VllmDockerSettings.model_fields.items():
+        for name, known in VllmTpuDockerSettings.model_fields.items():
             self.assertTrue(known.description, name)
 
 
@@ -468,18 +435,14 @@ class DocumentTest(Case):
             self.assertEqual(found[page], f"http://{published}/{page}")
 
     def test_the_program_that_runs_on_the_machine_takes_it(self) -> None:
-        spec = importlib.util.spec_from_file_location("boot_program", BOOT_PROGRAM)
-        assert spec is not None and spec.loader is not None
-        program = importlib.util.module_from_spec(spec)
-        with mock.patch.dict(sys.modules, {spec.name: program}):
-            spec.loader.exec_module(program)
-            for values in ({}, {"vision": True}, {"hf_secret": ""}, {"cache_bucket": "bucket-1"}):
-                with self.subTest(values):
-                    found = json.loads(json.dumps(self.document(**values)))
-                    found["leave"] = ""  # its form is the plane's
-                    self.assertEqual(
-                        program.checked(json.dumps(found))["container"], found["container"]
-                    )
+        cloud = Google()
+        machine = Machine(cloud, Docker(cloud), first="docker")
+        for values in ({}, {"vision": True}, {"hf_secret": ""}, {"cache_bucket": "bucket-1"}):
+            with self.subTest(values):
+                found = json.loads(json.dumps(self.document(**values)))
+                found["leave"] = ""  # its form is the plane's
+                taken = checked(json.dumps(found), machine)
+                self.assertEqual(taken["container"], found["container"])
 
     def test_no_secret_is_fetched_where_none_is_named(self) -> None:
         found = self.document(hf_secret="")
@@ -492,8 +455,8 @@ class DocumentTest(Case):
             self.assertNotIn(canary, json.dumps(self.document()))
 
     def test_what_counts_as_use_is_what_the_metrics_are_read_by(self) -> None:
-        names = set(VllmDocker.metric_names.values())
-        self.assertEqual(set(get_args(MetricUse)), set(VllmDocker.metric_names))
+        names = set(VllmTpuDocker.metric_names.values())
+        self.assertEqual(set(get_args(MetricUse)), set(VllmTpuDocker.metric_names))
         self.assertTrue(set(USED_METRICS) <= names)
         # What moves without anybody asking (KV in use by a cache) would keep a machine alive.
         self.assertNotIn("vllm:kv_cache_usage_perc", USED_METRICS)
@@ -556,7 +519,7 @@ class MarksTest(Case):
         self.assertEqual(
             list(BOOT_PHASE_WORDS), ["docker", "image", "token", "weights", "compile", "ready"]
         )
-        self.assertEqual(list(VllmDocker.phases), list(BOOT_PHASE_WORDS))
+        self.assertEqual(list(VllmTpuDocker.phases), list(BOOT_PHASE_WORDS))
         self.assertTrue(set(BOOT_MARKS) <= set(BOOT_PHASE_WORDS))
 
 
@@ -565,7 +528,7 @@ class RuntimeTest(Case):
 
     def setUp(self) -> None:
         super().setUp()
-        self.runtime: Runtime = VllmDocker(settings)
+        self.runtime: Runtime = VllmTpuDocker(settings)
 
     def test_it_speaks_the_words_that_the_toolsets_ask_for(self) -> None:
         self.assertEqual(self.runtime.vocabulary["logs"], "vllm_docker_logs")
@@ -600,11 +563,18 @@ class RuntimeTest(Case):
             self.assertIn("the machine itself", caught.exception.what)
             self.assertTrue(caught.exception.next_step)
 
+    def test_what_is_common_is_of_no_chip(self) -> None:
+        self.assertNotIn("tpu_devices", VllmDockerSettings.model_fields)
+        self.assertTrue(VllmDockerSettings.model_fields["vllm_image"].is_required())
+        self.assertEqual(list(VllmDocker.phases), [])
+        with self.assertRaises(NotImplementedError):
+            VllmDocker(settings).serve_argv()
+
     def test_settings_are_read_at_each_call_and_never_before(self) -> None:
-        def broken() -> VllmDockerSettings:
+        def broken() -> VllmTpuDockerSettings:
             raise RigError("INVALID", "tpu.env: MODEL_NAME is missing", "write it")
 
-        runtime = VllmDocker(broken)
+        runtime = VllmTpuDocker(broken)
         self.assertEqual(runtime.api_key(), "")
         self.assertIsNone(runtime.local_model(MODEL))
 
@@ -650,7 +620,7 @@ class PlanTest(Case):
 
     def image(self, **values: Any) -> tuple[str, str]:
         """The image and the word on it, of a rig with these settings."""
-        return asyncio.run(VllmDocker(lambda: settings(**values)).image())
+        return asyncio.run(VllmTpuDocker(lambda: settings(**values)).image())
 
     def test_the_image_by_digest_and_the_pin_that_would_keep_it(self) -> None:
         with running_registry() as registry:
@@ -677,14 +647,17 @@ class PlanTest(Case):
         self.assertIn("not resolved", note)
 
     def test_a_registry_that_cannot_be_asked_does_not_stop_a_machine(self) -> None:
+        def asked(url: str) -> tuple[str, str]:
+            return self.image(vllm_image="owner/name:nightly", image_registry=url)
+
         with running_registry() as gone:
             pass
-        for faults in ({"status": 503}, {"status": 429}, None):
-            with running_registry(**(faults or {})) as registry:
-                image, note = self.image(
-                    vllm_image="owner/name:nightly",
-                    image_registry=registry.url if faults else gone.url,
-                )
+        # Asked before another one begins, which may get its port.
+        answers = [asked(gone.url)]
+        for status in (503, 429):
+            with running_registry(status=status) as registry:
+                answers.append(asked(registry.url))
+        for image, note in answers:
             self.assertEqual(image, "owner/name:nightly")
             self.assertIn("not resolved (", note)
 
@@ -700,7 +673,7 @@ class PlanTest(Case):
 
     def test_the_methods_are_the_functions_by_the_present_settings(self) -> None:
         values: dict[str, Any] = {}
-        runtime = VllmDocker(lambda: settings(**values))
+        runtime = VllmTpuDocker(lambda: settings(**values))
         for change in ({}, {"vision": True}, {"hf_secret": "", "max_model_len": 4096}):
             values.update(change)
             chosen = settings(**values)
@@ -715,8 +688,8 @@ class PlanTest(Case):
     def test_each_privilege_is_told_with_its_reason(self) -> None:
         for privileged in (False, True):
             chosen = settings(container_privileged=privileged)
-            told = VllmDocker(lambda chosen=chosen: chosen).privileges()  # type: ignore[misc]
-            grants = container_grants(chosen.tpu_devices, privileged)
+            told = VllmTpuDocker(lambda chosen=chosen: chosen).privileges()  # type: ignore[misc]
+            grants = tpu_grants(chosen.tpu_devices, privileged)
             self.assertEqual(len(told), len(grants))
             for line, grant in zip(told, grants, strict=True):
                 self.assertTrue(line.startswith(f"{' '.join(grant.options)}: "), line)
@@ -725,9 +698,9 @@ class PlanTest(Case):
 
     def test_a_manifest_needs_the_clusters_word_for_the_chip(self) -> None:
         with self.assertRaises(RigError) as caught:
-            VllmDocker(settings).manifest(TAGGED, 1)
+            VllmTpuDocker(settings).manifest(TAGGED, 1)
         self.assertIn("GKE_ACCELERATOR", str(caught.exception))
-        runtime = VllmDocker(lambda: settings(gke_accelerator="tpu-v6e-slice"), "some-rig")
+        runtime = VllmTpuDocker(lambda: settings(gke_accelerator="tpu-v6e-slice"), "some-rig")
         self.assertIn("name: some-rig\n", runtime.manifest(TAGGED, 1))
 
 

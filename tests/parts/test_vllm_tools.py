@@ -35,7 +35,7 @@ from forge.rigs.local_vllm_cpu_2b import RIG
 from forge.suites.fake_engine import write_tiny_folder
 from forge.suites.fake_vllm import FakeVllm
 from forge.suites.witness import free_port, rig_processes
-from tests.rig_programs import write_programs
+from tests.rig_programs import write_broken_gate, write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0
@@ -503,6 +503,7 @@ class OpinionTests(Case):
             self._the_report_is_whole(first)
             self._the_raw_data_lies_beside_it(first)
             await self._shown_and_compared(client, first, second)
+            await self._kept_without_a_report(client)
             await self.answer(client, "stop_model")
 
     async def _kept(self, client: Client, lost: int) -> str:
@@ -519,6 +520,19 @@ class OpinionTests(Case):
         errors = report["cells"][0]["metrics"].get("errors", {})
         self.assertEqual(errors, {"failed": lost} if lost else {})
         return name
+
+    async def _kept_without_a_report(self, client: Client) -> None:
+        """What was measured is not lost because nothing can judge it."""
+        before = self.reports()
+        write_broken_gate(self.rig_folder)
+        job = await self.answer(client, "run_bench_serve", wait_s=50, **self.LOAD)
+        write_programs(self.rig_folder)
+        self.assertEqual((job["state"], job["result"]["report"]), ("failed", ""), job)
+        self.assertEqual(self.reports(), before)
+        self.assertEqual(job["result"]["completed"], 16)
+        for words in ("PARTIAL no report was written", "out of order", job["result"]["file"]):
+            self.assertIn(words, job["error"])
+        self.assertEqual(json.loads(Path(job["result"]["file"]).read_text())["completed"], 16)
 
     def _report(self, name: str) -> dict[str, Any]:
         (file,) = self.state.rglob(f"benchmarks/reports/{name}.json")

@@ -16,7 +16,7 @@ from unittest import mock
 from mcp import Client
 
 from forge.suites.fake_google import gcloud_wrapper
-from forge.suites.rented_case import FakeProvider, RentedCase
+from forge.suites.google_case import GoogleCase, GoogleProvider
 from forge.suites.rented_shared import RENTED_WORDS
 from forge.suites.rig_case import RigUnderTest, use_rig
 
@@ -36,7 +36,7 @@ def setUpModule() -> None:
     )
 
 
-class RealGcloudProvider(FakeProvider):
+class RealGcloudProvider(GoogleProvider):
     """The provider with the installed gcloud. One too old for FLEX_START is led to its alpha
     command for that one create; the wrapper that does so exists in tests alone."""
 
@@ -47,7 +47,7 @@ class RealGcloudProvider(FakeProvider):
 
 
 @unittest.skipIf(GCLOUD is None, "gcloud is not installed")
-class RealGcloudStoryTests(RentedCase):
+class RealGcloudStoryTests(GoogleCase):
     """Seconds a call: the patience of the tools is what a real one has."""
 
     async def followed(self, client: Client, tool: str, **arguments: Any) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def _parser(rig: Rig) -> argparse.ArgumentParser:
     for name, own in rig.commands.items():
         extra = commands.add_parser(name, help=own.help)
         extra.add_argument("--yes", action="store_true", help="do not ask")
+        if own.undo is not None:
+            extra.add_argument("--undo", action="store_true", help="take back what it made")
     http = commands.add_parser("http", help="serve MCP over HTTP on loopback")
     http.add_argument("--port", type=int, default=8765)
     return parser
@@ -91,7 +93,9 @@ def _run_command(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         case "job":
             return asyncio.run(_work(rig, arguments.job_id))
         case name:
-            return asyncio.run(rig.rig.commands[name].run(rig, arguments.yes))
+            own = rig.rig.commands[name]
+            undone = own.undo if own.undo is not None and arguments.undo else own.run
+            return asyncio.run(undone(rig, arguments.yes))
     return 0
 
 
@@ -177,7 +181,7 @@ async def _preflight(rig: AssembledRig) -> int:
         name = str(getattr(context.settings, "model_name", ""))
         rows.append((True, "settings", f"tpu.env is good, MODEL_NAME={name}", ""))
     except RigError as error:
-        rows.append((False, "settings", error.what, error.next_step))
+        rows.append((False, "settings", error.what, error.next_step or "correct that value"))
         name = ""
     for need in await context.runtime.needs():
         detail = (
@@ -208,7 +212,8 @@ async def _preflight(rig: AssembledRig) -> int:
             await context.plane.check_port(int(getattr(context.settings, "port", 0)))
         rows.append((True, "port", "free, or held by this rig's own server", ""))
     except RigError as error:
-        rows.append((False, "port", error.what, error.next_step))
+        if error.what != rows[0][2]:  # settings at fault are told once
+            rows.append((False, "port", error.what, error.next_step))
     for present, what, detail, remedy in rows:
         missing += not present
         mark = "ok     " if present else "MISSING"

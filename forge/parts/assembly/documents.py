@@ -15,19 +15,9 @@ from forge.parts.assembly.rig import AssembledRig
 from forge.parts.ground.names import slug_of
 
 TOOL_LIST_FILE = "GemmaTools.md"
-# What the skill's mcp/ folder carries: all that is needed to run the server from there.
-_SKILL_CARRIES = (
-    "server.py",
-    "loadgen.py",
-    "triage.py",
-    "probe.py",
-    "plan.py",
-    "boot.py",
-    "launch.py",
-    "tpu.env",
-    "requirements.txt",
-    "requirements-runtime.txt",
-)
+# What the skill's mcp/ folder carries beside the server and its programs: all that running the
+# server from there needs.
+_SKILL_CARRIES = ("launch.py", "tpu.env", "requirements.txt", "requirements-runtime.txt")
 _BUILT_LIST = re.compile(r"(<!-- built: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -36,7 +26,8 @@ def rig_documents(rig: AssembledRig) -> dict[str, str]:
     slug = slug_of(rig.rig.name)
     skill = f"skills/{slug}-management"
     documents = {TOOL_LIST_FILE: _tool_list(rig), f"{skill}/SKILL.md": _skill_text(rig, slug)}
-    for name in _SKILL_CARRIES:
+    programs = (f"{name}.py" for name in rig.rig.programs)
+    for name in ("server.py", *programs, *_SKILL_CARRIES):
         source = rig.folder / name
         if source.exists():
             documents[f"{skill}/mcp/{name}"] = source.read_text(encoding="utf-8")

@@ -39,10 +39,14 @@ RIG_VERSION = "0.1.0"
 
 @dataclass(frozen=True)
 class RigCommand:
-    """One more command of a rig's server.py: a line of help, and what runs (`yes`: do not ask)."""
+    """One more command of a rig's server.py: a line of help, and what runs (`yes`: do not ask).
+
+    `undo` is what runs instead with --undo; a command without it has no such option.
+    """
 
     help: str
     run: Callable[[AssembledRig, bool], Coroutine[Any, Any, int]]
+    undo: Callable[[AssembledRig, bool], Coroutine[Any, Any, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Rig:
     make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
     toolsets: Sequence[type[Toolset]]
     runtime_requirements: Sequence[str] = ()
-    programs: Sequence[str] = ("loadgen", "triage", "probe", "plan")
+    programs: Sequence[str] = ("loadgen", "triage", "probe", "plan", "judge")
     off_by_default: Sequence[str] = ()
     commands: Mapping[str, RigCommand] = field(default_factory=dict)
 

@@ -17,11 +17,11 @@ from forge.parts.boundaries.report_store import (
     MOST_REPEATS,
     checked_report_name,
     read_beneath,
-    schema_faults,
     scrubbed_value,
     write_new_file,
 )
 from forge.parts.ground.errors import RigError
+from forge.parts.ground.schema_faults import schema_faults
 from forge.parts.knowledge.probe_report import ProbeReport
 from forge.parts.knowledge.report_schema import run_id_of
 

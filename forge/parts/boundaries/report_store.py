@@ -1,6 +1,6 @@
 """Where reports lie and how they are read and written: plain names, no links, nothing overwritten.
 
-Knows no tool and no chip's peak; the gate's verdicts are worked out in the knowledge section.
+Knows no tool and no chip's peak; whoever opens a store says what judges the reports that go in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.redact import clean, redact
+from forge.parts.ground.schema_faults import schema_faults
 from forge.parts.ground.state import write_private
-from forge.parts.knowledge.report_checks import judged_report
 from forge.parts.knowledge.report_schema import RUN_ID_PATTERN, BenchReport, run_id_of
 
 REPORT_LIMIT = 8_000_000  # bytes; a grid of MOST_CELLS stays below it
@@ -30,6 +30,10 @@ MOST_REPEATS = 999
 # Four numbers that read as an address of another machine; loopback and "any" say nothing.
 FOREIGN_ADDRESS = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/.~…-])/(?:[^\s/:'\",]+/)+([^\s/:'\",]+)")
+
+
+# Works out what can be true in a report: judge.py beside a server, the gate itself in the forge.
+ReportJudge = Callable[[BenchReport], Awaitable[BenchReport]]
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,12 @@ def checked_report_name(parameter: str, value: str) -> str:
 
 class ReportStore:
     """The benchmarks folders of a rig: each has reports/ and runs/. New ones go into every folder,
-    reading prefers the last (a checkout's copy may have been corrected since)."""
+    reading prefers the last (a checkout's copy may have been corrected since). `judge` is the gate:
+    nothing is written that has not passed it."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], judge: ReportJudge) -> None:
         self.folders = tuple(folders)
+        self._judge = judge
 
     def names(self) -> list[str]:
         """The run ids that there are, newest first. Files of another form are left out."""
@@ -110,15 +116,16 @@ class ReportStore:
                 found.append(StoredReport(name, None, error.what))
         return found
 
-    def save(
+    async def save(
         self, report: BenchReport, raw: Path | None = None, private: Sequence[str] = ()
     ) -> SavedReport:
         """Write `report` under the first free repeat of its day, with a copy of its raw data.
 
         The gate judges it first. Secrets, addresses, absolute paths and the `private` values are
-        taken out of every text. Raises RigError DENIED where a folder cannot be written.
+        taken out of every text. Raises RigError DENIED where a folder cannot be written, and
+        PARTIAL with the raw data's place where nothing could judge it: then nothing is written.
         """
-        judged = judged_report(report)
+        judged = await self._judged(report, raw)
         for repeat in range(1, MOST_REPEATS + 1):
             name = run_id_of(
                 report.run.date,
@@ -150,19 +157,19 @@ class ReportStore:
                 return SavedReport(name, final, tuple(files))
         raise RigError("EXISTS", f"{MOST_REPEATS} runs of this kind on one day")
 
+    async def _judged(self, report: BenchReport, raw: Path | None) -> BenchReport:
+        try:
+            return await self._judge(report)
+        except RigError as error:
+            kept = "" if raw is None else f"; the raw data is kept in {raw}"
+            why = f"no report was written, because nothing could judge it: {error.what}{kept}"
+            raise RigError("PARTIAL", why, error.next_step) from error
+
 
 def report_as_json(report: BenchReport) -> str:
     """The text of a report's file: the schema's order, what is unknown left out."""
     fields = report.model_dump(mode="json", exclude_none=True)
     return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
-
-
-def schema_faults(error: ValidationError) -> list[str]:
-    """A validation error as sentences, without the input that caused it; ten at most."""
-    items = error.errors(include_input=False, include_url=False)
-    return [
-        f"{'.'.join(str(p) for p in item['loc']) or 'report'}: {item['msg']}" for item in items[:10]
-    ]
 
 
 def _by_day_and_repeat(name: str) -> tuple[str, str, int]:

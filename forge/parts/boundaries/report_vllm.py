@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forge.parts.boundaries.report_store import schema_faults
+from forge.parts.ground.schema_faults import schema_faults
 from forge.parts.knowledge.report_schema import (
     P99_LEAST_SAMPLES,
     BenchCell,

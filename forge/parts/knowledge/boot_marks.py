@@ -16,7 +16,11 @@ from forge.parts.ground.redact import clean, printable
 BootMarkState = Literal["begin", "done", "failed", "note"]
 BootPhaseState = Literal["waiting", "skipped", "running", "done", "failed"]
 
-BOOT_PHASES = ("docker", "image", "token", "weights", "compile", "ready")  # in their order
+# All that any rig's boot may have, in their order; a boot has those of its runtime.
+BOOT_PHASES = (
+    *("driver", "docker", "image", "build", "token"),
+    *("weights", "compile", "load", "ready"),
+)
 _IDLE = "idle"  # not a phase of the boot: the machine ends itself
 _BOOT_MARKS_LIMIT = 2_000  # the newest ones; a boot has about twenty
 _BOOT_LINE_LIMIT = 2_000  # characters
@@ -24,13 +28,14 @@ _BOOT_WORDS_LIMIT = 600  # characters
 
 # What may stand before a mark on one line: nothing, a login prompt that was waiting for its answer,
 # or the start-up agent's own name with stamps and a host, as the consoles and journals of Google's
-# images have it under its names since 2020. Anything else is somebody else's line: sshd's, say,
-# which quotes the user name that a stranger sent.
+# images have it under its names since 2020, and those of other clouds under cloud-init's. Anything
+# else is somebody else's line: sshd's, say, which quotes the user name that a stranger sent.
 _BOOT_STAMP = (
     r"(?:\[ *\d+\.\d+\]|[A-Z][a-z]{2} +\d+ [\d:]{5,8}"
     r"|\d{4}[-/]\d\d[-/]\d\d(?:[T ][\d:.]+(?:Z|[+-]\d\d:?\d\d)?)?)"
 )
-_BOOT_AGENT = r"(?:google_metadata_script_runner|GCEMetadataScripts|startup-script)(?:\[\d+\])?:"
+_BOOT_AGENTS = "google_metadata_script_runner|GCEMetadataScripts|startup-script|cloud-init"
+_BOOT_AGENT = rf"(?:{_BOOT_AGENTS})(?:\[\d+\])?:"
 _BOOT_PREFIX = (
     rf"(?:[\w.-]+ login: |(?:{_BOOT_STAMP} )?(?:[\w.-]+ )?(?:{_BOOT_AGENT} (?:{_BOOT_STAMP} )?)+)?"
 )
@@ -113,21 +118,21 @@ def boot_marks(text: str) -> list[BootMark]:
     return marks[-_BOOT_MARKS_LIMIT:]
 
 
-def latest_boot_marks(marks: Sequence[BootMark]) -> list[BootMark]:
-    """Those since the last boot began, in the order of their times; all where none began.
+def latest_boot_marks(marks: Sequence[BootMark], first: str) -> list[BootMark]:
+    """Those since the last boot began with its phase `first`, by their times; all where none did.
 
     The order of lines is not relied on: the agent's copy of a mark may come after the next mark.
     """
     ordered = sorted(marks, key=lambda mark: mark.at_unix)
-    begun = [n for n, m in enumerate(ordered) if (m.phase, m.state) == (BOOT_PHASES[0], "begin")]
+    begun = [n for n, m in enumerate(ordered) if (m.phase, m.state) == (first, "begin")]
     return ordered[begun[-1] :] if begun else ordered
 
 
-def boot_phases(marks: Sequence[BootMark]) -> tuple[BootPhase, ...]:
-    """All of BOOT_PHASES, in their order, as the latest boot went through them."""
-    latest = latest_boot_marks(marks)
+def boot_phases(marks: Sequence[BootMark], names: Sequence[str]) -> tuple[BootPhase, ...]:
+    """The phases `names`, a runtime's in their order, as the latest boot went through them."""
+    latest = latest_boot_marks(marks, names[0])
     phases: list[BootPhase] = []
-    for name in BOOT_PHASES:
+    for name in names:
         own = [mark for mark in latest if mark.phase == name]
         begins = [mark.at_unix for mark in own if mark.state == "begin"]
         ends = [mark for mark in own if mark.state in ("done", "failed")]
@@ -141,26 +146,30 @@ def boot_phases(marks: Sequence[BootMark]) -> tuple[BootPhase, ...]:
             phase = replace(phase, state="running", begin_unix=begins[0])
         phases.append(phase)
     known = {mark.phase for mark in latest}
-    reached = max((n for n, name in enumerate(BOOT_PHASES) if name in known), default=0)
+    reached = max((n for n, name in enumerate(names) if name in known), default=0)
     return tuple(
         replace(phase, state="skipped") if n < reached and phase.state == "waiting" else phase
         for n, phase in enumerate(phases)
     )
 
 
-def boot_state(text: str) -> BootState:
-    """What the console's `text` says of the latest boot. A failure counts until a mark of ready."""
-    latest = latest_boot_marks(boot_marks(text))
-    phases = boot_phases(latest)
-    own = [mark for mark in latest if mark.phase != _IDLE]
+def boot_state(text: str, names: Sequence[str]) -> BootState:
+    """What the console's `text` says of the latest boot.
+
+    `names` are its phases: the first one begins it, the last one ends it. A failure counts until
+    that end is marked.
+    """
+    latest = latest_boot_marks(boot_marks(text), names[0])
+    phases = boot_phases(latest, names)
+    own = [mark for mark in latest if mark.phase in names]
     ends = [mark for mark in latest if mark.phase == _IDLE and mark.state == "begin"]
     bad = [mark for mark in own if mark.state == "failed"]
     ready = phases[-1].state == "done"
     ahead = [one.phase for one in phases if one.state in ("running", "waiting")]
-    began = own and (own[0].phase, own[0].state) == (BOOT_PHASES[0], "begin")
+    began = own and (own[0].phase, own[0].state) == (names[0], "begin")
     state = BootState(
         phases=phases,
-        phase=(ahead or [BOOT_PHASES[-1]])[0] if own else "",
+        phase=(ahead or [names[-1]])[0] if own else "",
         words=own[-1].words if own else "",
         seconds={one.phase: float(one.seconds) for one in phases if one.seconds is not None},
         began_unix=own[0].at_unix if began else 0,

@@ -45,7 +45,7 @@ _HARMLESS_ROW = re.compile(
 )
 SERVER_UP = re.compile(
     rb"Application startup complete|server is listening on|Uvicorn running on"
-    rb"|llama runner started|Starting vLLM API server"
+    rb"|llama runner started|Starting vLLM API server|GEMMA4-BOOT ready done"
 )
 
 

@@ -12,6 +12,7 @@ from forge.parts.knowledge.failures_client import CLIENT_SIGNATURES
 from forge.parts.knowledge.failures_compile import COMPILE_SIGNATURES
 from forge.parts.knowledge.failures_image import DOWNLOAD_SIGNATURES, IMAGE_SIGNATURES
 from forge.parts.knowledge.failures_load import LOAD_SIGNATURES
+from forge.parts.knowledge.failures_machine import MACHINE_SIGNATURES
 from forge.parts.knowledge.failures_memory import MEMORY_SIGNATURES
 from forge.parts.knowledge.failures_permission import PERMISSION_SIGNATURES
 from forge.parts.knowledge.failures_serve import SERVE_SIGNATURES
@@ -21,7 +22,7 @@ _TEXT_BY_STAGE: dict[FailureStage, str] = {
     "capacity": CAPACITY_SIGNATURES,
     "quota": QUOTA_SIGNATURES,
     "permission": PERMISSION_SIGNATURES,
-    "boot": BOOT_SIGNATURES,
+    "boot": BOOT_SIGNATURES + MACHINE_SIGNATURES,
     "image": IMAGE_SIGNATURES,
     "download": DOWNLOAD_SIGNATURES,
     "load": LOAD_SIGNATURES,

@@ -27,6 +27,7 @@ line NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA drive
 line Failed to initialize NVML: (?P<why>[\w /]+)
 line nvidia-container-cli: initialization error: (?:nvml error: )?(?P<why>[\w ]+)
 line Found no NVIDIA driver on your system
+line nvidia-smi (?:is not on this machine|names no GPU)|nvidia-smi.{0,80}: No devices were found
 line (?:libnvidia-ml|libcuda)\.so(?:\.1)?: cannot open shared object file
 cause The NVIDIA driver is not loaded (not installed, built for another kernel, or another
   version than its libraries after an update).
@@ -217,6 +218,7 @@ futile more memory
 line no space left on device
 line \[Errno 28\]|\bENOSPC\b|No space left|disk (?:is )?full|Disk quota exceeded
 line not enough (?:free )?disk space|There is not enough space on the disk
+line no space: .{0,40}[\d.]+ GB.{0,20} are free
 unless /dev/shm
 cause The disk is full: the image needs room for its layers and their extraction, the model for its
   files, and both were on a boot disk that is too small.

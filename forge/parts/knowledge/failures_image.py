@@ -60,6 +60,7 @@ DOWNLOAD_SIGNATURES = r"""
 line Repository Not Found for url: \S*?huggingface\.co/(?:api/models/)?(?P<model>[\w.-]+/[\w.-]+)
 line RepositoryNotFoundError|is not a local folder and is not a valid model identifier
 line is not a valid model identifier listed on
+line answers 404 .{0,60}check MODEL_NAME
 line Repo id must be in the form|HFValidationError
 also (?:huggingface\.co/(?:api/models/)?|^|[ '])(?P<model>[\w-]+/[\w.-]+)(?:/resolve| is not a
   local)

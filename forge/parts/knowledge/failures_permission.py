@@ -11,6 +11,7 @@ PERMISSION_SIGNATURES = r"""
 line not in the authorized list
 line (?:awaiting a review|awaiting review) from the repo authors
 line Access to model (?P<model>[\w./-]+) is restricted and you are not
+line answers 403 .{0,60}accept the model's licence
 line \b403\b.{0,80}Cannot access gated repo
 line you (?:need to|must) (?:agree to|accept) .{0,60}(?:licen[cs]e|conditions|terms)
 also (?:Access to model|huggingface\.co/|ask for access to) ?(?P<model>[\w-]+/[\w.-]+)
@@ -25,6 +26,7 @@ issue skypilot-org/skypilot#2634
 line \b401 (?:Client Error|Unauthorized)\b.{0,120}(?:huggingface|Request ID|gated repo)
 line GatedRepoError|Cannot access gated repo
 line must have access to it and be authenticated to access it
+line answers 401 .{0,60}accept the model's licence
 line Invalid (?:user token|credentials in Authorization header)|User access token .{0,30}expired
 line (?:huggingface_hub|hf).{0,40}Token is required.{0,60}no token found
 line trying to access a gated repo
@@ -189,6 +191,7 @@ futile roles: nobody is asking yet
 == aws_no_credentials | root | certain
 line Unable to locate credentials|NoCredentialsError
 line ExpiredToken(?:Exception)?\b|security token included in the request is (?:expired|invalid)
+line \((?:RequestExpired|UnrecognizedClientException|SignatureDoesNotMatch)\)
 line InvalidClientTokenId|AuthFailure|The SSO session .{0,60}(?:expired|invalid)
 cause The AWS credentials are missing, expired or not valid.
 change run aws sso login
@@ -198,7 +201,7 @@ futile IAM policies: the caller is not known
 == aws_unauthorized | fault | certain
 line UnauthorizedOperation|is not authorized to perform: (?P<permission>[\w:]+)
 line User: arn:\S+ is not authorized to perform(?:: (?P<permission>[\w:]+))?
-line AccessDeniedException
+line AccessDeniedException|\(AccessDenied\)
 cause The AWS identity lacks {permission?the permission that the message names}.
 change grant {permission?the action}: missing -> allowed in the identity's policy (an encoded
   message is read with aws sts decode-authorization-message)

@@ -22,6 +22,7 @@ from forge.parts.knowledge.planner_fit import (
     is_quantized_on_load,
     planned_hardware,
 )
+from forge.parts.knowledge.planner_memory import ON_LOAD_SINCE
 from forge.parts.knowledge.planner_money import (
     ApiPrice,
     break_even_tokens_per_s,
@@ -278,7 +279,10 @@ def _assumptions(
     if not is_published(request) and not is_quantized_on_load(request):
         said.append(f"nobody publishes {request.model.name} in {request.encoding}: make it first")
     if is_quantized_on_load(request):
-        said.append(f"{request.encoding} is made from a bf16 checkpoint while loading")
+        said.append(
+            f"{request.encoding} is made from a bf16 checkpoint while loading, and counted as if"
+            f" all of that stood there first; {ON_LOAD_SINCE}"
+        )
     if verdict.devices > 1:
         said.append("traffic between devices is not counted, and weights are split evenly")
     if verdict.devices < planned_hardware(request.hardware)[1]:

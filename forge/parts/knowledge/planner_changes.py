@@ -10,8 +10,14 @@ from dataclasses import replace
 
 from forge.parts.knowledge.engine_profiles import engine_profile
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS, Accelerator
+from forge.parts.knowledge.models import GEMMA4
 from forge.parts.knowledge.plan_answer import MAX_PLANNED_CONTEXT
-from forge.parts.knowledge.planner_fit import FitRequest, fit_verdict, planned_hardware
+from forge.parts.knowledge.planner_fit import (
+    FitRequest,
+    fit_verdict,
+    planned_hardware,
+    planned_model,
+)
 
 OWN_CHIPS = ("cpu", "1650ti")  # one has them or not: nobody rents them out by the hour
 
@@ -21,8 +27,9 @@ def fit_changes(
 ) -> list[tuple[str, FitRequest]]:
     """Single changes that make an unfit request fit, each with the request that it leads to.
 
-    The largest context, fewer streams, an eight-bit cache, another encoding, other hardware (the
-    cheapest first; price_of gives USD/h of a slot, None where unknown). Empty if none does alone.
+    The largest context, fewer streams, an eight-bit cache, another encoding (a checkpoint in it
+    where one was named and another is published), other hardware (the cheapest first; price_of
+    gives USD/h of a slot, None where unknown). Empty if none does alone.
     """
     changes: list[tuple[str, FitRequest]] = []
     context = _largest(lambda tokens: _fits(replace(request, context=tokens)), MAX_PLANNED_CONTEXT)
@@ -35,9 +42,10 @@ def fit_changes(
         changes.append(("kv_dtype='fp8'", replace(request, kv_dtype="fp8")))
     chip, _ = planned_hardware(request.hardware)
     for encoding in engine_profile(request.runtime, chip.chip).encodings:
-        other = replace(request, encoding=encoding)
-        if encoding != request.encoding and _fits(other):
-            changes.append((f"encoding='{encoding}'", other))
+        other = _in_encoding(request, encoding)
+        if other != request and _fits(other):
+            named = f"model='{other.model.name}'" if other.model != request.model else ""
+            changes.append((named or f"encoding='{encoding}'", other))
     own = planned_hardware(request.hardware)
     offers: dict[str, tuple[Accelerator, int]] = {}
     for slot in dict.fromkeys([*HARDWARE_SLOTS, *ACCELERATORS]):
@@ -52,6 +60,17 @@ def fit_changes(
         other = replace(request, hardware=slot, memory_gib=0.0, physical_gib=0.0)
         changes.append((f"hardware='{slot}' ({cost})", other))
     return changes
+
+
+def _in_encoding(request: FitRequest, encoding: str) -> FitRequest:
+    """The same model in that encoding: where a checkpoint was named, the one that is stored so, if
+    somebody publishes it; else what the engine makes of the named one."""
+    model = request.model
+    known = GEMMA4[model.size].checkpoints if model.size and model.name != model.size else ()
+    for checkpoint in known:
+        if checkpoint.exists and checkpoint.stored == encoding != model.stored:
+            return replace(request, encoding=encoding, model=planned_model(checkpoint.repo))
+    return replace(request, encoding=encoding)
 
 
 def _fits(request: FitRequest) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.knowledge.engine_profiles import (
     cuda_overhead_bytes,
     engine_profile,
@@ -18,12 +19,14 @@ from forge.parts.knowledge.engine_profiles import (
 )
 from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import ACCELERATORS, HARDWARE_SLOTS, Accelerator
-from forge.parts.knowledge.memory import kv_bytes, ple_bytes, weight_bytes
+from forge.parts.knowledge.memory import ple_bytes, weight_bytes
 from forge.parts.knowledge.models import GEMMA4, checkpoint_for_repo, model_for_slot
 from forge.parts.knowledge.plan_answer import MAX_PLANNED_CONTEXT
 from forge.parts.knowledge.planner_engines import GIB_BYTES, EngineProfile, EngineTower
 from forge.parts.knowledge.planner_memory import (
     KV_ELEMENT_BYTES,
+    ON_LOAD_SINCE,
+    ON_LOAD_TRIED,
     QUANTIZED_ON_LOAD,
     CacheRoom,
     cache_pool_bytes,
@@ -34,8 +37,15 @@ from forge.parts.knowledge.planner_memory import (
     tpu_block_tokens,
 )
 
-_POSITIONS: Mapping[str, int] = {"E2B": 131_072, "E4B": 131_072}
+_CLASS_DEFAULT = "transformers 5.24, the class's default"
+# Tokens of one conversation by size, and who says so.
+_POSITIONS: Mapping[str, tuple[int, str]] = {
+    "E2B": (131_072, _CLASS_DEFAULT),
+    "E4B": (131_072, _CLASS_DEFAULT),
+    "12B": (131_072, "its config.json by recipes.vllm.ai, 2026; its card says up to 256 K"),
+}
 _ASYNC_BATCHES = 2  # vLLM schedules the next batch while one runs
+_MADE_FROM = ("bf16", "fp16", "f32")  # what eight-bit weights are made of while loading
 FindingKind = Literal["arithmetic", "estimate"]
 
 
@@ -281,13 +291,6 @@ def _arithmetic_findings(
                 "arithmetic", f"the {request.encoding} text weights alone take {_gb(need)} of {has}"
             )
         ]
-    peak = text_weights("bf16") if is_quantized_on_load(request) else 0.0
-    if peak > physical:
-        text = (
-            f"{request.encoding} is made while loading: the bf16 model is built first and takes"
-            f" {_gb(peak)} of {has}"
-        )
-        return [FitFinding("arithmetic", text)]
     # Whatever the layout, a stream keeps at least its windows and its full layers.
     slots = request.streams if verdict.profile.static_slots else 1
     shard = device_shard(geometry, devices)
@@ -307,7 +310,18 @@ def _estimate_findings(
     peak = resident + sum(verdict.extra.values())
     if verdict.extra and peak > verdict.visible:
         text = f"loading holds {_gb(peak)} at its peak ({_named(verdict.extra)} for a while)"
-        found.append(f"{text}, and {_gb(verdict.visible)} are there")
+        text = f"{text}, and {_gb(verdict.visible)} are there"
+        if is_quantized_on_load(request):
+            text = (
+                f"{request.encoding} is made while loading, with the bf16 model built first:"
+                f" {text}; {ON_LOAD_TRIED}; {ON_LOAD_SINCE}"
+            )
+        found.append(text)
+    if is_quantized_on_load(request) and request.model.stored not in _MADE_FROM:
+        found.append(
+            f"{request.model.name} holds {request.model.stored}, and {request.encoding} is made of"
+            " 16-bit weights alone"
+        )
     if verdict.room.streams < 1:
         found.append(
             f"of {_gb(verdict.usable)} for the engine, {_gb(resident)} of weights and"
@@ -339,11 +353,11 @@ def _estimate_findings(
         )
     if request.model.missing:
         found.append(request.model.missing)
-    limit = _POSITIONS.get(request.model.size, MAX_PLANNED_CONTEXT)
+    limit, source = _POSITIONS.get(request.model.size, (MAX_PLANNED_CONTEXT, _CLASS_DEFAULT))
     if request.context > limit:
         found.append(
-            f"{request.model.name} takes {limit} positions (transformers 5.24, the class's default;"
-            " the checkpoint's config.json decides)"
+            f"{request.model.name} takes {limit} positions ({source}; the checkpoint's config.json"
+            " decides)"
         )
     return [FitFinding("estimate", text) for text in found]
 

@@ -9,14 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from forge.parts.knowledge.cache_bytes import kv_bytes, kv_bytes_per_token
 from forge.parts.knowledge.geometry import Geometry
-from forge.parts.knowledge.memory import (
-    kv_bytes,
-    kv_bytes_per_token,
-    parameter_counts,
-    ple_bytes,
-    weight_bytes,
-)
+from forge.parts.knowledge.memory import parameter_counts, ple_bytes, weight_bytes
 from forge.parts.knowledge.planner_engines import (
     GIB_BYTES,
     EngineKvLayout,
@@ -26,6 +21,12 @@ from forge.parts.knowledge.planner_engines import (
 
 KV_ELEMENT_BYTES: Mapping[str, float] = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "f32": 4}
 QUANTIZED_ON_LOAD = ("fp8", "int8")  # what vLLM can make of a bf16 checkpoint while loading
+# What is known of that: one trial, and a source that nobody has tried on such a card.
+ON_LOAD_TRIED = "an L4 was full at 21.61 GiB that way (dev.to, 12B Gemma 4 on Cloud Run, 2026-05)"
+ON_LOAD_SINCE = (
+    "by its source vLLM 0.32.0 quantises each layer as it is read and may need less, which nobody "
+    "is known to have tried there"
+)
 _VLLM_BASE_BLOCK = 16  # tokens of the smallest cache block on a GPU
 _TPU_SEQUENCE_BLOCKS = 512  # vLLM on a TPU cuts the longest sequence into that many blocks
 
@@ -78,9 +79,12 @@ def loading_extra(
 ) -> dict[str, int]:
     """Bytes that one device holds while loading, on top of the resident ones, by reason.
 
-    from_bf16: the engine builds the model in bf16 and quantises it afterwards, so that the whole
-    bf16 text stands there first: that is how 12B in fp8 filled an L4 (dev.to, 12B Gemma 4 on Cloud
-    Run, 2026). The -w4a16-ct exports carry a bf16 copy of the tied head until it is tied.
+    from_bf16: the whole bf16 text is taken to stand there before anything is quantised: an L4 was
+    full on the way from 12B's bf16 to fp8 (see ON_LOAD_TRIED). By its source vLLM 0.32.0 does
+    otherwise: built with its CPU release and fp8_per_tensor, 12B's shape holds 2.01 GB (embedding
+    and norms) before a weight is read, and 21.83 GB of matrices come one at a time and are made
+    eight-bit at once (2026-11-30). No GPU was at hand to see its peak, so the larger one counts.
+    The -w4a16-ct exports carry a bf16 copy of the tied head until it is tied.
     """
     extra: dict[str, int] = {}
     if from_bf16:

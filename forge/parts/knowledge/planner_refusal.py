@@ -12,6 +12,7 @@ from forge.parts.knowledge.models import GEMMA4
 from forge.parts.knowledge.plan_answer import PlanRefusal
 from forge.parts.knowledge.planner import DeploymentPlan, refusal_of
 from forge.parts.knowledge.planner_engines import GIB_BYTES
+from forge.parts.knowledge.planner_fit import FitRequest, is_quantized_on_load
 
 
 def planned_refusal(plan: DeploymentPlan, settings: Collection[str]) -> PlanRefusal | None:
@@ -38,11 +39,14 @@ def plan_sum(plan: DeploymentPlan) -> str:
 def _needed(plan: DeploymentPlan) -> dict[str, float]:
     """Bytes on one device by what takes them, the loading peak included."""
     verdict = plan.verdict
+    # Some engines make room at their start for all that they will ever answer at once.
+    streams = plan.request.streams if verdict.profile.static_slots else 1
+    slots = f"{streams} x " if streams > 1 else ""
     return {
         **verdict.resident,
         **{f"{name} while loading": size for name, size in verdict.extra.items()},
         "the engine": verdict.overhead,
-        f"the cache of {plan.request.context} tokens": verdict.room.stream_bytes,
+        f"the cache of {slots}{plan.request.context} tokens": verdict.room.stream_bytes * streams,
     }
 
 
@@ -55,11 +59,21 @@ def _fitting_words(plan: DeploymentPlan, settings: Collection[str]) -> str:
     for change, new in plan.changes:
         if new.context != request.context and "MAX_MODEL_LEN" in settings:
             words.append(f"set MAX_MODEL_LEN={new.context}")
+        elif new.context // 256 and new.context != request.context and "SLOTS" in settings:
+            words.append(f"set CONTEXT_PER_SLOT={new.context // 256 * 256}")
+        elif new.streams != request.streams and "SLOTS" in settings:
+            words.append(f"set SLOTS={new.streams}")
         elif new.kv_dtype != request.kv_dtype and "KV_CACHE_DTYPE" in settings:
             words.append(f"set KV_CACHE_DTYPE={new.kv_dtype}")
+        elif new.model != request.model:
+            words.append(f"serve model='{new.model.name}'{_stored_so(request, settings)}")
         elif new.encoding != request.encoding:
+            if "QUANTIZATION" in settings and is_quantized_on_load(new):
+                words.append(f"set QUANTIZATION={new.encoding}")
+                continue
             stored = (c.repo for c in known if c.exists and c.stored == new.encoding)
-            words += [f"serve model='{repo}'" for repo in stored][:1]
+            also = _stored_so(request, settings)
+            words += [f"serve model='{repo}'{also}" for repo in stored][:1]
         elif new.hardware != request.hardware:
             places.append(change.removeprefix("hardware="))
     if places:
@@ -67,3 +81,12 @@ def _fitting_words(plan: DeploymentPlan, settings: Collection[str]) -> str:
     tries = " or ".join(words or ["serve a smaller model"])
     soft = "" if plan.verdict.arithmetic else "; override=true tries it all the same"
     return f"{tries}{soft}; plan_deployment() shows more"
+
+
+def _stored_so(request: FitRequest, settings: Collection[str]) -> str:
+    """What else has to be set for weights that are served as they are stored."""
+    return (
+        " and leave QUANTIZATION empty"
+        if "QUANTIZATION" in settings and is_quantized_on_load(request)
+        else ""
+    )

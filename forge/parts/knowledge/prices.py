@@ -59,6 +59,7 @@ def _aws_machine(
 
 _SKY_GCP = "SkyPilot catalogue v8, gcp (version 006059e)"
 _SKY_AWS = "SkyPilot catalogue v7, aws (version 001367d)"
+_SKY_AWS_8 = "SkyPilot catalogue v8, aws (version 00148f2)"
 _FLEX_V5E = "two public repositories quoting Google's published rate"
 _FLEX_V6E = "Google's DWS prices, quoted by dev.to, Self-Hosted Gemma 4 on TPU v6e"
 _RUN_L4 = "Cloud Run price table, as quoted in public"
@@ -126,8 +127,10 @@ PRICES: tuple[Price, ...] = (
     _aws_machine(
         "t4", "g4dn", "us-east-1", "spot", 0.3678, _RIGS_README, "2026-08", "average; size unstated"
     ),
-    _aws_machine("t4g", "g5g.xlarge", "us-east-1", "on-demand", 0.42, _RECALLED, _READ_ON),
+    _aws_machine("t4g", "g5g.xlarge", "us-east-1", "on-demand", 0.42, _SKY_AWS_8, "2026-11-30"),
+    _aws_machine("t4g", "g5g.xlarge", "us-west-2", "on-demand", 0.42, _SKY_AWS_8, "2026-11-30"),
     _aws_machine("t4g", "g5g.2xlarge", "us-east-1", "on-demand", 0.556, _SKY_AWS, "2026"),
+    _aws_machine("t4g", "g5g.2xlarge", "us-west-2", "on-demand", 0.556, _SKY_AWS_8, "2026-11-30"),
     _aws_machine("t4g", "g5g.2xlarge", "us-east-1", "spot", 0.31, _SKY_AWS, "2026", "0.18 to 0.31"),
     _aws_machine(
         "t4g", "g5g", "us-east-1", "spot", 0.3996, _RIGS_README, "2026-08", "average; size unstated"

@@ -43,8 +43,8 @@ futile changing the request
 
 == request_usage | root | certain
 line \(gcloud\.[\w.-]+\) .{0,200}(?:Invalid choice|unrecognized arguments|Must be specified)
-line \((?:InvalidParameter(?:Value|Combination)|MissingParameter|ValidationError|Invalid\w+Malformed
-  )\)
+line \((?:InvalidParameter(?:Value|Combination)|MissingParameter|ValidationError
+  |Invalid[\w.]+Malformed|InvalidBlockDeviceMapping)\)
 unless iamInstanceProfile
 cause The request itself is wrong, or the provider's tool is too old for it.
 change act correct the request, or update the tool

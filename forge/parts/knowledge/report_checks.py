@@ -10,14 +10,10 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.hardware import ACCELERATORS
-from forge.parts.knowledge.memory import (
-    WEIGHT_ENCODINGS,
-    kv_bytes,
-    parameter_counts,
-    step_bytes,
-)
+from forge.parts.knowledge.memory import WEIGHT_ENCODINGS, parameter_counts, step_bytes
 from forge.parts.knowledge.models import GEMMA4, checkpoint_for_repo
 from forge.parts.knowledge.report_schema import (
     BenchCell,

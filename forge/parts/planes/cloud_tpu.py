@@ -17,6 +17,7 @@ from forge.parts.ground.errors import RigError
 from forge.parts.ground.redact import clean
 from forge.parts.knowledge.sweep_plan import SweepRequest
 from forge.parts.planes.capacity_plane import Census, Offer, Order, Quota, Rental, RentalMarket
+from forge.parts.planes.google_settings import GOOGLE_WORDS
 from forge.parts.planes.host_plane import HostCommand, Tunnel
 from forge.parts.planes.sweep_plane import SweepLook
 from forge.parts.planes.tpu_catalogue import (
@@ -81,12 +82,15 @@ class CloudTpu:
     """
 
     vocabulary: Mapping[str, str] = {
+        **GOOGLE_WORDS,
         "hardware": "tpu",
         "order": "tpu_queued_resource",
         "rental": "queued_resource",
         "destroy": "destroy",
         "rented": "TPU machine",
         "place": "the rented TPU machine",
+        "console": "tpu_serial_log",
+        "address": "tpu_endpoint",
         "machine": "container on the rented TPU machine",
         "cost": "The TPU machine is billed for as long as it runs, the call costs nothing",
     }

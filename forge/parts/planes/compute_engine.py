@@ -57,7 +57,7 @@ from forge.parts.planes.compute_things import (
     operation_words,
     unread_places,
 )
-from forge.parts.planes.google_settings import account_email
+from forge.parts.planes.google_settings import GOOGLE_WORDS, account_email
 from forge.parts.planes.host_plane import HostCommand, Tunnel
 from forge.parts.planes.sweep_plane import SweepLook
 
@@ -75,12 +75,15 @@ class ComputeEngine:
     """
 
     vocabulary: Mapping[str, str] = {
+        **GOOGLE_WORDS,
         "hardware": "tpu_vm",
         "order": "tpu_vm_instance",
         "rental": "tpu_vm_instance",
         "destroy": "destroy",
         "rented": "TPU machine",
         "place": "the rented TPU machine",
+        "console": "tpu_vm_serial_log",
+        "address": "tpu_vm_endpoint",
         "machine": "container on the rented TPU machine",
         "cost": "The TPU machine is billed for as long as it runs, the call costs nothing",
     }

@@ -5,6 +5,8 @@ Knows no service and no command.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from forge.parts.planes.capacity_plane import CapacitySettings
@@ -12,6 +14,13 @@ from forge.parts.planes.capacity_plane import CapacitySettings
 NO_ADDRESS_CAUTION = (
     "EXTERNAL_IP is 0: without Cloud NAT in its subnet the machine can pull no image"
 )
+
+# What tools say of whoever pays, where every plane of Google's says the same.
+GOOGLE_WORDS: Mapping[str, str] = {
+    "payer": "project",
+    "quota_rule": "Spot and flex-start draw on the preemptible quota",
+    "quota_where": "Google Cloud console, Quotas",
+}
 
 
 class GoogleSettings(CapacitySettings):

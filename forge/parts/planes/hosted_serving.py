@@ -1,6 +1,6 @@
 """Serving on a machine that is rented: what serves is found through the provider and a tunnel.
 
-The machine starts its container by itself at boot, so nothing is started from here. Knows no
+The machine starts its model server by itself at boot, so nothing is started from here. Knows no
 provider (the plane's other half reads, destroys and reaches in) and no runtime.
 """
 
@@ -50,6 +50,7 @@ class HostedServing(ABC):
     """
 
     boots_itself = True
+    server_kind = "container"  # what serves on the machine, in a word
     remote_port = 8000
     watch_every_s = 5.0
 
@@ -244,21 +245,22 @@ class HostedServing(ABC):
         return await self.run_on_host(await self.running_machine(), command, timeout_s)
 
     async def logs(self, instance: Instance | None, lines: int) -> str:
-        """The container's last lines, both streams, after a line that says where they are from."""
+        """The server's last lines, both streams, after a line that says where they are from."""
         del instance
         rental = await self.running_machine()
         text = await self.act_on_host("logs", _LOGS_S, lines=min(lines, _HOST_LINES_LIMIT))
-        return f"container on {rental.name} in {rental.zone} (last {lines} lines at most)\n{text}"
+        where = f"{self.server_kind} on {rental.name} in {rental.zone}"
+        return f"{where} (last {lines} lines at most)\n{text}"
 
     async def evidence(self) -> str:
-        """What a diagnosis reads: the boot, the container's last lines, what became of a machine
+        """What a diagnosis reads: the boot, the server's last lines, what became of a machine
         that is gone; each after a line that says where it is from. RigError NOT_FOUND for none."""
         finding, rental = await self._look()
         parts = [f"# {note}" for note in finding.notes]
         if rental is not None:
             for what, reading in (
                 ("boot", self.boot_text(rental)),
-                ("container", self.act_on_host("logs", _LOGS_S, lines=_HOST_LINES_LIMIT)),
+                (self.server_kind, self.act_on_host("logs", _LOGS_S, lines=_HOST_LINES_LIMIT)),
             ):
                 try:
                     parts += [f"# {what} of {rental.name} in {rental.zone}", await reading]

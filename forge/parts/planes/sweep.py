@@ -217,7 +217,7 @@ class CapacitySweep:
             known = refusal.reason != "unknown"
             if not known:
                 self._say(f"Whether {request.name} exists in {place} is not known; reading")
-            if not await self._exists(request, at_once=known):
+            if not await self._made(request, known):
                 self._over(request, refusal.reason, refusal.said)
                 if known:
                     return refusal
@@ -258,6 +258,14 @@ class CapacitySweep:
         over = {"expires": str(round(self._clock.now() + valid_s) + self._wish.life_s)}
         ends = over if "expires" in self._wish.labels else {}
         return {**self._wish.labels, **ends, "intent": intent}
+
+    async def _made(self, request: SweepRequest, refused: bool) -> bool:
+        """Whether an ask that failed made something. One that was refused as a whole made nothing,
+        unless a look shows it: who is not let in to ask is not let in to look either."""
+        if refused and getattr(self._plane, "asks_in_one_call", False):
+            look = await self._look(request)
+            return look is not None and look.state != "gone"
+        return await self._exists(request, at_once=refused)
 
     async def _exists(self, request: SweepRequest, at_once: bool = False) -> bool:
         """Whether anything of the request can be read. Of a refused one a single look tells

@@ -61,7 +61,9 @@ class SweepPlane(Protocol):
 
     `look_every_s`: seconds between two looks. `settle_s`: a request that cannot be seen so many
     seconds after its call ended will never be. `gone_s`: how long an accepted cancel may take to
-    be seen. `queue_is_free`: whether a request costs nothing until it is granted.
+    be seen. `queue_is_free`: whether a request costs nothing until it is granted. A plane may have
+    `asks_in_one_call`: an ask is one request to the provider, so that one which it refused made
+    nothing.
     """
 
     look_every_s: float

@@ -26,7 +26,7 @@ from forge.parts.ground.names import checked_name
 from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import private_folder, write_json
-from forge.parts.knowledge.memory import kv_bytes
+from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.planes.plane import Launch, Room
 from forge.parts.runtimes.embedded_model import (
     EMBEDDED_MODEL,

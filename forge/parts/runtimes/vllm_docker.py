@@ -1,14 +1,15 @@
-"""vLLM in a container on a rented TPU machine: its arguments, docker's, and the boot document.
+"""vLLM in a container on a rented machine: what its forms for every kind of chip have in common.
 
-The machine gets image and weights by itself and starts the container at boot. Knows no cloud, no
-way into the machine and no model format.
+Its arguments, docker's, and the boot document; the machine gets image and weights by itself and
+starts the container at boot. Knows no chip, no cloud, no way into the machine, no model format.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import Field
 
@@ -18,33 +19,24 @@ from forge.parts.ground.errors import RigError, invalid_parameter
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.settings import RigSettings
 from forge.parts.planes.plane import Launch, Room
-from forge.parts.runtimes.container_grants import container_grants
-from forge.parts.runtimes.gke_manifest import (
-    ClusterServing,
-    gke_manifest,
-    manifest_notes,
-    manifest_yaml,
-)
+from forge.parts.runtimes.container_grants import ContainerGrant, told_grants
 from forge.parts.runtimes.runtime import MetricUse, Need, PhaseReport, ServedModel
 from forge.parts.runtimes.vllm_log import (
     resolved_engine_values,
     vllm_absent_weights,
     vllm_loading_step,
 )
-from forge.parts.runtimes.vllm_tpu_log import BOOT_MARKS, BOOT_PHASE_WORDS, resolved_tpu_values
 
 CONTAINER_NAME = "vllm"
 CONTAINER_PORT = 8000  # in the container and on the machine's loopback
 # Folders of the machine. Only the compile cache goes into a bucket: weights can be had again.
 COMPILE_CACHE_FOLDER = "/var/lib/gemma4/cache"
 WEIGHTS_FOLDER = "/var/lib/gemma4/weights"
+WEIGHTS_IN_CONTAINER = "/cache/huggingface"  # HF_HOME
 TOKEN_FILE = "/run/gemma4/token.env"  # HF_TOKEN=…, 0600, gone with the machine's memory
 _MEDIA_LIMITS = {"image": 4, "audio": 1}
-# What both forms of this container, docker's and the cluster's, have in their environment.
-CONTAINER_ENVIRONMENT: Mapping[str, str] = {
-    "HF_HOME": "/cache/huggingface",
-    # Where tpu-inference 0.32.0 has JAX keep what it compiled (runner/compilation_manager.py).
-    "VLLM_XLA_CACHE_PATH": "/cache/xla",
+# In every container's environment: nothing is told to anybody, and the log comes at once.
+QUIET_ENVIRONMENT: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -62,7 +54,7 @@ _PASSING_FAULTS = ("UNREACHABLE", "TIMEOUT", "QUOTA")
 
 
 class VllmDockerSettings(RigSettings):
-    """The keys of this runtime."""
+    """The keys of this runtime on every kind of chip."""
 
     model_name: str = Field(description="What to serve: a Hugging Face id.")
     model_revision: str = Field(
@@ -71,10 +63,7 @@ class VllmDockerSettings(RigSettings):
         description="Commit of the model's repository, 40 hex digits; empty: its newest.",
     )
     vllm_image: str = Field(
-        default="vllm/vllm-tpu:nightly",
-        max_length=300,
-        pattern=r"^[^\s@]+$",
-        description="The image, with its tag.",
+        max_length=300, pattern=r"^[^\s@]+$", description="The image, with its tag."
     )
     image_digest: str = Field(
         default="",
@@ -97,16 +86,6 @@ class VllmDockerSettings(RigSettings):
         default=4096, ge=16, le=65_536, description="Tokens that one step works on at most."
     )
     vision: bool = Field(default=False, description="1 takes 4 images and 1 sound a prompt.")
-    tpu_devices: str = Field(
-        default="/dev/vfio",
-        max_length=200,
-        pattern=r"^/dev/[a-z0-9]+(/[a-z0-9]+)?(, ?/dev/[a-z0-9]+(/[a-z0-9]+)?){0,8}$",
-        description="Device files of the chip that the container gets, by comma.",
-    )
-    container_privileged: bool = Field(
-        default=False,
-        description="1 gives the container all of the machine, should the chip not be found else.",
-    )
     hf_secret: str = Field(
         default="hf-token",
         pattern=r"^([A-Za-z0-9_-]{1,255})?$",
@@ -123,14 +102,6 @@ class VllmDockerSettings(RigSettings):
         le=10_080,
         description="Minutes without a request after which the machine ends itself; 0: never.",
     )
-    gke_accelerator: Literal["", "tpu-v5-lite-podslice", "tpu-v6e-slice"] = Field(
-        default="", description="GKE's word for the chip, for the manifest; empty: no manifest."
-    )
-    gke_topology: str = Field(
-        default="1x1",
-        pattern=r"^[1-8]x[1-8]$",
-        description="How the chips of one GKE node lie; E2B needs one.",
-    )
     query_timeout_s: float = Field(
         default=45.0, ge=1, le=3600, description="Longest wait for one answer, in seconds."
     )
@@ -140,7 +111,7 @@ class VllmDockerSettings(RigSettings):
 
 
 def serve_argv(settings: VllmDockerSettings) -> list[str]:
-    """vLLM's own argument list, the same in a container of docker's and in a cluster.
+    """vLLM's own argument list on every kind of chip; a chip may add its own at the end.
 
     Raises RigError INVALID for a model that is no Hugging Face id.
     """
@@ -164,62 +135,84 @@ def serve_argv(settings: VllmDockerSettings) -> list[str]:
     return argv
 
 
-def container_argv(settings: VllmDockerSettings, image: str) -> list[str]:
-    """docker's argument list. `image` is VLLM_IMAGE with its tag, or by digest.
+@dataclass(frozen=True)
+class ChipContainer:
+    """The container on one kind of chip, as `settings` want it.
 
-    Raises RigError INVALID for another image than the settings', or as serve_argv does.
+    `argv` is vLLM's own argument list, `grants` what docker gives beyond its default,
+    `environment` has HF_HOME, `compile_cache` is the folder in the container that keeps what was
+    compiled, `marks` are the log lines with which a phase begins. `own_entrypoint`: the image
+    starts a program of its own, which `argv` takes the place of. `facts` go into the document.
     """
-    _check_image(settings, image)
-    argv = ["docker", "run", "--detach", "--name", CONTAINER_NAME, "--restart", "unless-stopped"]
-    argv += ["--publish", f"127.0.0.1:{CONTAINER_PORT}:{CONTAINER_PORT}"]
-    # The log of a server that runs for days must not fill the disk that the weights lie on.
-    argv += ["--log-driver", "json-file", "--log-opt", "max-size=50m", "--log-opt", "max-file=3"]
-    grants = container_grants(settings.tpu_devices, settings.container_privileged)
-    argv += [word for grant in grants for word in grant.options]
-    argv += ["--volume", f"{WEIGHTS_FOLDER}:{CONTAINER_ENVIRONMENT['HF_HOME']}"]
-    argv += ["--volume", f"{COMPILE_CACHE_FOLDER}:{CONTAINER_ENVIRONMENT['VLLM_XLA_CACHE_PATH']}"]
-    for name, value in CONTAINER_ENVIRONMENT.items():
-        argv += ["--env", f"{name}={value}"]
-    if settings.hf_secret:
-        argv += ["--env-file", TOKEN_FILE]
-    return [*argv, image, *serve_argv(settings)]
 
+    settings: VllmDockerSettings
+    argv: Sequence[str]
+    grants: Sequence[ContainerGrant]
+    environment: Mapping[str, str]
+    compile_cache: str
+    marks: Mapping[str, Sequence[str]]
+    own_entrypoint: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
 
-def _check_image(settings: VllmDockerSettings, image: str) -> None:
-    digest = image.partition("@")[2]
-    if image != pinned_image(settings.vllm_image, digest, "vllm_image"):
-        raise invalid_parameter("image", "is not the one that VLLM_IMAGE names")
+    def check_image(self, image: str) -> None:
+        """Raise RigError INVALID for another image than the settings', by its tag or a digest."""
+        digest = image.partition("@")[2]
+        if image != pinned_image(self.settings.vllm_image, digest, "vllm_image"):
+            raise invalid_parameter("image", "is not the one that VLLM_IMAGE names")
 
+    def docker_argv(self, image: str) -> list[str]:
+        """docker's argument list. Raises RigError INVALID as check_image does."""
+        self.check_image(image)
+        argv = ["docker", "run", "--detach", "--name", CONTAINER_NAME]
+        argv += ["--restart", "unless-stopped"]
+        argv += ["--publish", f"127.0.0.1:{CONTAINER_PORT}:{CONTAINER_PORT}"]
+        # The log of a server that runs for days must not fill the disk that the weights lie on.
+        argv += ["--log-driver", "json-file", "--log-opt", "max-size=50m"]
+        argv += ["--log-opt", "max-file=3"]
+        argv += [word for grant in self.grants for word in grant.options]
+        argv += ["--volume", f"{WEIGHTS_FOLDER}:{self.environment['HF_HOME']}"]
+        argv += ["--volume", f"{COMPILE_CACHE_FOLDER}:{self.compile_cache}"]
+        for name, value in self.environment.items():
+            argv += ["--env", f"{name}={value}"]
+        if self.settings.hf_secret:
+            argv += ["--env-file", TOKEN_FILE]
+        if self.own_entrypoint:
+            return [*argv, "--entrypoint", self.argv[0], image, *self.argv[1:]]
+        return [*argv, image, *self.argv]
 
-def boot_document(
-    settings: VllmDockerSettings, rig: str, project: str, image: str, life_s: int, leave: str
-) -> dict[str, Any]:
-    """What the machine is told at its creation, as JSON; it holds no secret, only a secret's name.
+    def boot_document(
+        self, rig: str, project: str, image: str, life_s: int, leave: str
+    ) -> dict[str, Any]:
+        """What the machine is told at its creation, as JSON; it holds no secret, only its name.
 
-    `life_s` is the machine's longest life in seconds; `leave` the address whose DELETE ends it,
-    empty where the machine has no such right. Raises RigError INVALID as container_argv does.
-    """
-    return {
-        "v": 1,
-        "rig": rig,
-        "project": project,
-        "image": image,
-        "container": container_argv(settings, image),
-        "health": f"http://127.0.0.1:{CONTAINER_PORT}/health",
-        "metrics": f"http://127.0.0.1:{CONTAINER_PORT}/metrics",
-        "marks": {phase: list(marks) for phase, marks in BOOT_MARKS.items()},
-        "used": list(USED_METRICS),
-        "secret": settings.hf_secret,
-        "token_file": TOKEN_FILE,
-        "cache": {"folder": COMPILE_CACHE_FOLDER, "bucket": settings.cache_bucket},
-        "idle_minutes": settings.idle_minutes,
-        "life_s": life_s,
-        "leave": leave,
-    }
+        `life_s` is the machine's longest life in seconds; `leave` the address whose DELETE ends
+        it, empty where the machine has no such right. Raises RigError INVALID as docker_argv does.
+        """
+        return {
+            "v": 1,
+            "rig": rig,
+            "project": project,
+            "image": image,
+            "container": self.docker_argv(image),
+            "health": f"http://127.0.0.1:{CONTAINER_PORT}/health",
+            "metrics": f"http://127.0.0.1:{CONTAINER_PORT}/metrics",
+            "marks": {phase: list(marks) for phase, marks in self.marks.items()},
+            "used": list(USED_METRICS),
+            "secret": self.settings.hf_secret,
+            "token_file": TOKEN_FILE,
+            "cache": {"folder": COMPILE_CACHE_FOLDER, "bucket": self.settings.cache_bucket},
+            "idle_minutes": self.settings.idle_minutes,
+            "life_s": life_s,
+            "leave": leave,
+            **self.facts,
+        }
 
 
 class VllmDocker:
-    """vLLM with one model in a container on the rig's own machine, reached through a tunnel."""
+    """vLLM with one model in a container on the rig's own machine, reached through a tunnel.
+
+    A kind of chip says in `phases`, `chip` and `resolved` what is its own.
+    """
 
     vocabulary: Mapping[str, str] = {
         "engine": "vLLM",
@@ -229,7 +222,7 @@ class VllmDocker:
         "endpoint": "vllm_endpoint",
         "bench": "vllm_",
     }
-    phases: Sequence[str] = tuple(BOOT_PHASE_WORDS)
+    phases: Sequence[str] = ()
     metric_names: Mapping[MetricUse, str] = {
         "running": "vllm:num_requests_running",
         "waiting": "vllm:num_requests_waiting",
@@ -239,12 +232,12 @@ class VllmDocker:
         "generation_tokens_total": "vllm:generation_tokens_total",
     }
 
-    def __init__(
-        self, settings: Callable[[], VllmDockerSettings], cluster_name: str = CONTAINER_NAME
-    ) -> None:
-        """`cluster_name` is what the documents for a cluster are called: the rig's slug."""
+    def __init__(self, settings: Callable[[], VllmDockerSettings]) -> None:
         self._settings = settings
-        self._cluster_name = cluster_name
+
+    def chip(self) -> ChipContainer:
+        """The container by the present settings. Raises RigError INVALID as serve_argv does."""
+        raise NotImplementedError
 
     def api_key(self) -> str:
         """Empty: the server listens on the machine's loopback, and only a tunnel leads there."""
@@ -279,10 +272,9 @@ class VllmDocker:
         return vllm_absent_weights(log)
 
     async def resolved(self, client: ChatClient, log: str) -> Mapping[str, str]:
-        """What vLLM settled on, from the log of this start: its version, the memory of the chip in
-        GiB (all, usable, taken by the weights), which half of tpu-inference has the model."""
+        """What vLLM settled on, from the log of this start."""
         del client
-        return resolved_engine_values(log) | resolved_tpu_values(log)
+        return resolved_engine_values(log)
 
     # What a machine of this rig will run
 
@@ -306,37 +298,17 @@ class VllmDocker:
 
     def serve_argv(self) -> list[str]:
         """vLLM's own argument list by the present settings. Raises RigError INVALID."""
-        return serve_argv(self._settings())
+        return list(self.chip().argv)
 
     def boot_document(
         self, rig: str, project: str, image: str, life_s: int, leave: str = ""
     ) -> dict[str, Any]:
-        """The function of this name, by the present settings."""
-        return boot_document(self._settings(), rig, project, image, life_s, leave)
+        """ChipContainer's, by the present settings."""
+        return self.chip().boot_document(rig, project, image, life_s, leave)
 
     def privileges(self) -> list[str]:
         """Each thing that the container gets beyond docker's default, its reason and its source."""
-        settings = self._settings()
-        grants = container_grants(settings.tpu_devices, settings.container_privileged)
-        return [f"{' '.join(g.options)}: {g.reason} ({g.source})" for g in grants]
-
-    def manifest(self, image: str, replicas: int) -> str:
-        """The same serving as YAML for a cluster of GKE. Raises RigError INVALID."""
-        settings = self._settings()
-        _check_image(settings, image)
-        serving = ClusterServing(
-            name=self._cluster_name,
-            container=CONTAINER_NAME,
-            image=image,
-            argv=serve_argv(settings),
-            environment=CONTAINER_ENVIRONMENT,
-            secret=settings.hf_secret,
-            port=CONTAINER_PORT,
-            accelerator=settings.gke_accelerator,
-            topology=settings.gke_topology,
-        )
-        documents = gke_manifest(serving, replicas)
-        return manifest_yaml(documents, manifest_notes(serving, replicas))
+        return told_grants(self.chip().grants)
 
 
 _ON_THE_MACHINE = "the machine itself {what} when it boots, this computer does not"

@@ -119,7 +119,7 @@ class BenchmarkToolset(Toolset):
         arguments = benchmark_arguments(given, getattr(self.context.settings, "max_model_len", 0))
         await require_ready(self.context)
         async with held_lock(self.context.paths.state, "benchmark"):
-            notes = self._job.salvage()
+            notes = await self._job.salvage()
             job = self._begin(arguments)
         return benchmark_outcome(await follow_job(self.context, job.id, wait_s, ctx), notes)
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from forge.parts.boundaries.judge_program import JUDGE_PROGRAM, asked_subject
 from forge.parts.boundaries.load_plan import LoadPlan
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import utc_now
-from forge.parts.knowledge.hardware import HARDWARE_SLOTS
-from forge.parts.knowledge.report_checks import subject_of_model
+from forge.parts.knowledge.judge_answer import KnownSubject, SubjectQuestion
 from forge.parts.knowledge.report_schema import (
     BenchEngine,
     BenchHardware,
@@ -37,23 +37,14 @@ _ENCODING_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
 async def benchmark_frame(
     context: RigContext, instance: Instance, plan: LoadPlan
 ) -> dict[str, Any]:
-    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run."""
+    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run.
+
+    Raises RigError where judge.py, which will have to judge the report, is missing or fails.
+    """
     platform_slot, runtime, slot, _, encoding = [*context.rig.split("-"), *[""] * 5][:5]
     local = platform_slot == "local"
-    settings = context.settings
-    dtype = str(getattr(settings, "dtype", ""))
-    limit = getattr(settings, "max_model_len", None)
-    served = _served(context, instance.model)
-    held = served.encoding if served is not None else ""
-    context_limit = served.context if served is not None else 0
-    subject = subject_of_model(
-        instance.model,
-        # The file's own word before the rig's name: another model may be served in its place.
-        held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
-        served.geometry if served is not None else None,
-        max_model_len=limit if isinstance(limit, int) else context_limit or None,
-    )
-    chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
+    known = await _known_subject(context, instance.model, slot, encoding)
+    subject = known.subject
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     tunnel = "//127.0.0.1:" in plan.base_url
     vantage: Vantage = "same host" if local else "tunnel" if tunnel else "unknown"
@@ -77,7 +68,7 @@ async def benchmark_frame(
         vantage=vantage,
         goodput_limits=plan.limits,
     )
-    hardware = BenchHardware(slot=slot, chip=chip)
+    hardware = BenchHardware(slot=slot, chip=known.chip)
     records: dict[str, BaseModel] = {
         "run": run,
         "subject": subject,
@@ -86,6 +77,24 @@ async def benchmark_frame(
         "workload": workload,
     }
     return {name: record.model_dump(mode="json") for name, record in records.items()}
+
+
+async def _known_subject(context: RigContext, model: str, slot: str, encoding: str) -> KnownSubject:
+    """What judge.py makes of the served model, of its file and of the rig's slots and settings."""
+    dtype = str(getattr(context.settings, "dtype", ""))
+    limit = getattr(context.settings, "max_model_len", None)
+    served = _served(context, model)
+    held = served.encoding if served is not None else ""
+    context_limit = served.context if served is not None else 0
+    question = SubjectQuestion(
+        model=model,
+        # The file's own word before the rig's name: another model may be served in its place.
+        encoding=held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
+        geometry=served.geometry if served is not None else None,
+        max_model_len=limit if isinstance(limit, int) else context_limit or None,
+        slot=slot,
+    )
+    return await asked_subject(context.beside(JUDGE_PROGRAM), question)
 
 
 def _served(context: RigContext, model: str) -> ServedModel | None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ BENCHMARK_JOB = "benchmark"
 PROBE_JOB = "probe"
 OPINION_JOB = "opinion"
 _FRAME_FILE = "frame.json"
+_ENDED_FILE = "ended.json"  # how a run ended whose report could not be saved
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
 _KEY_VARIABLE = "RIG_MODEL_KEY"  # a key travels in the environment: it stands in no file
 _FOLLOW_EVERY_S = 0.5
 _RUNS_KEPT = 20
+_KILLED: dict[str, Any] = {"missing": "the benchmark was killed", "seconds": 0.0}
 
 
 def planned_load(arguments: dict[str, Any]) -> list[LoadCellPlan]:
@@ -103,10 +106,18 @@ class BenchmarkJob:
         except asyncio.CancelledError:
             # What is finished was paid for: it is kept, and the job still ends as cancelled.
             if found.read().cells:
-                seconds = time.monotonic() - begun
-                progress.update(result=self._finish(folder, "the benchmark was cancelled", seconds))
+                seconds, missing = time.monotonic() - begun, "the benchmark was cancelled"
+                with suppress(RigError):  # the result says why there is no report
+                    result = await self._finish(folder, missing, seconds, progress)
+                    progress.update(result=result)
             raise
-        result = self._finish(folder, fault or "the run ended early", time.monotonic() - begun)
+        seconds, missing = time.monotonic() - begun, fault or "the run ended early"
+        try:
+            result = await self._finish(folder, missing, seconds, progress)
+        except RigError as error:
+            again = f"run_{context.vocabulary.get('bench', '')}benchmark(), which saves it first"
+            what = f"{fault}; {error.what}" if fault else error.what
+            raise RigError(error.error_class, what, error.next_step or again) from error
         if fault:
             progress.update(result=result)
             kept = result["report"] or "nothing"
@@ -136,8 +147,14 @@ class BenchmarkJob:
             return f"the load generator ended with status {done.returncode}: {last[:300]}"
         return ""
 
-    def _finish(self, folder: Path, missing: str, seconds: float) -> dict[str, Any]:
-        """Make and save the report of what `folder` holds, and mark the run as looked after."""
+    async def _finish(
+        self, folder: Path, missing: str, seconds: float, progress: JobProgress | None = None
+    ) -> dict[str, Any]:
+        """Make and save the report of what `folder` holds, and mark the run as looked after.
+
+        Where it cannot be saved, the run stays as it is for the next salvage, and the job, if there
+        still is one, gets the figures and the reason. Raises that RigError.
+        """
         plan = LoadPlan.model_validate_json((folder / LOAD_PLAN_FILE).read_bytes())
         frame = read_json(folder / _FRAME_FILE) or {}
         save = bool(frame.pop("save_result", True))
@@ -145,26 +162,39 @@ class BenchmarkJob:
         report = report_of_load(frame, plan, found, missing, seconds)
         name = ""
         if save and found.cells:
-            saved = save_report(self._context, report, folder / LOAD_RESULTS_FILE)
+            try:
+                saved = await save_report(self._context, report, folder / LOAD_RESULTS_FILE)
+            except RigError as error:
+                if progress is not None:
+                    write_json(folder / _ENDED_FILE, {"missing": missing, "seconds": seconds})
+                    result = {"report": "", "cells": cell_lines(report), "saved": False}
+                    progress.update(result={**result, "unsaved": str(error)})
+                raise
             name, report = saved.name, saved.report
         write_json(folder / _SAVED_FILE, {"report": name, "at": utc_now()})
         self._forget_old()
         return {"report": name, "cells": cell_lines(report), "saved": bool(name)}
 
-    def salvage(self) -> list[str]:
-        """Save what killed runs had measured; returns one sentence for each."""
+    async def salvage(self) -> list[str]:
+        """Save what was measured by runs that were killed, or could not save it themselves; returns
+        one sentence for each. Where nothing can judge one, the others wait as well."""
         notes = []
         for folder in sorted(self._folder.glob(f"{BENCHMARK_JOB}-*")):
             if (folder / _SAVED_FILE).exists() or not self._is_over(folder.name):
                 continue
+            end = "unsaved" if (folder / _ENDED_FILE).exists() else "killed"
+            run = f"the {end} run {folder.name}"
             try:
                 if LoadProgress(folder).read().cells:
-                    name = self._finish(folder, "the benchmark was killed", 0.0)["report"]
-                    notes.append(f"the killed run {folder.name} was saved as {name}")
+                    how = read_json(folder / _ENDED_FILE) or _KILLED
+                    name = (await self._finish(folder, how["missing"], how["seconds"]))["report"]
+                    notes.append(f"{run} was saved as {name}")
                 else:
                     write_json(folder / _SAVED_FILE, {"report": "", "at": utc_now()})
             except (RigError, ValidationError, OSError, KeyError) as error:
-                notes.append(f"the killed run {folder.name} could not be saved: {error}")
+                notes.append(f"{run} could not be saved: {error}")
+                if isinstance(error, RigError) and error.error_class == "PARTIAL":
+                    break
         return notes
 
     def _is_over(self, job_id: str) -> bool:

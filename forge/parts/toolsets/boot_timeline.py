@@ -20,7 +20,7 @@ from forge.parts.toolsets.toolset import RigContext
 
 _STARTS_SHOWN = 8
 _BAR_WIDTH = 40  # characters
-_BLOCKS = "█▓▒░▞▚"  # one pattern a phase, told apart without colour
+_BLOCKS = "█▓▒░▞▚▤▥"  # one pattern a phase, told apart without colour
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 _PHASE_COLOURS = (
     ("blue", b"\x00\x72\xb2"),
@@ -29,6 +29,8 @@ _PHASE_COLOURS = (
     ("purple", b"\xcc\x79\xa7"),
     ("sky blue", b"\x56\xb4\xe9"),
     ("orange", b"\xe6\x9f\x00"),
+    ("yellow", b"\xf0\xe4\x42"),
+    ("black", b"\x00\x00\x00"),
 )
 _WHITE, _GREY = b"\xff\xff\xff", b"\xc8\xc8\xc8"
 _PICTURE_WIDTH, _BAR_HEIGHT, _BAR_GAP = 640, 18, 8  # pixels

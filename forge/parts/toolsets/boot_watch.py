@@ -30,7 +30,7 @@ from forge.parts.toolsets.toolset import RigContext
 
 MACHINE_PHASE = "machine"  # from the order to the first word of the boot
 _WATCH_S = 3 * 3600.0  # a queue of two hours and a cold boot of half an hour, rounded up
-_LOADING = ("weights", "compile", "ready")  # phases whose failure speaks of the weights
+_LOADING = ("compile", "load", "ready")  # phases whose failure speaks of the weights
 _STATUS_S = 30.0  # for one look at the container through ssh
 _READY_EVERY_S = 15.0  # between two tries of a server whose boot has not said that it is ready
 
@@ -110,15 +110,16 @@ class BootWatch:
             text = await self._plane.boot_text(rental)
             with suppress(OSError, RigError):  # a full disk ends no watch
                 self._plane.keep_boot(rental, text)
-            return boot_state(text)
+            return boot_state(text, self._context.runtime.phases)
         except RigError as error:
             if error.error_class in ("UNREACHABLE", "TIMEOUT", "UNKNOWN", "BUSY"):
-                return boot_state("")
+                return boot_state("", self._context.runtime.phases)
             raise
 
     async def _follow(self, boot: BootState, clock: StartClock, progress: JobProgress) -> None:
         if boot.failed:
-            if boot.phase in _LOADING:
+            # Where loading has a phase of its own, that of the weights only fetches them.
+            if boot.phase in _LOADING or (boot.phase == "weights" and "load" not in self.phases):
                 self._note_load(False, boot.failed)
             log = ""
             with suppress(RigError):  # the boot's own words stand without it
@@ -161,19 +162,19 @@ class BootWatch:
             LoadRecord(context).add(self._model, image, loads, cause)
 
     async def _refuse_stopped(self, machine: str) -> None:
-        """Raise RigError NOT_FOUND where the boot was through once and its container is stopped or
-        gone now: then nothing comes up by waiting."""
+        """Raise RigError NOT_FOUND where the boot was through once and its server is stopped or
+        gone now: then nothing comes up by waiting. One that boots again after a stop of its machine
+        is waited for, though the console still shows the boot before."""
         try:
             told = json.loads((await self._plane.act_on_host("status", _STATUS_S)).splitlines()[-1])
-            container = told["container"] or {}
-            state = str(container.get("state", "removed"))
+            kind = "container" if "container" in told else "server"
+            booting = told.get("booting") is True
+            state = str((told[kind] or {}).get("state", "removed"))
         except (ValueError, IndexError, KeyError, TypeError, AttributeError):
             return  # what cannot be read proves nothing
-        if state in ("removed", "exited", "created", "dead"):
+        if state in ("removed", "exited", "created", "dead") and not booting:
             start = f"manage_{self._context.vocabulary['docker']}(action='start')"
-            what = (
-                f"the container on {machine} is {state}, so it serves nothing until it is started"
-            )
+            what = f"the {kind} on {machine} is {state}, so it serves nothing until it is started"
             raise RigError("NOT_FOUND", what, start)
 
     def _done(

@@ -30,7 +30,7 @@ _VERBS = ("offers", "quota", "create", "census", "describe", "destroy")
 ResourceName = Annotated[str, Field(max_length=63, description="The exact name, as listed.")]
 Zone = Annotated[str, Field(max_length=40, description="The exact zone, as listed.")]
 Hours = Annotated[
-    float, Field(ge=0.25, le=168, description="Life in hours; then the provider ends it.")
+    float, Field(ge=0.25, le=168, description="Life in hours; hard_stop tells what ends it.")
 ]
 Market = Annotated[
     Literal["", "flex-start", "spot", "on-demand", "reserved"],
@@ -80,7 +80,7 @@ class OffersOutcome(Outcome):
     offers: list[OfferRow]
     budget_usd: float
     max_hours: float
-    hard_stop: str = Field(description="How the provider ends a machine; empty: it never does.")
+    hard_stop: str = Field(description="What ends a machine after its hours; empty: nothing.")
 
 
 class CreateOutcome(Outcome):
@@ -199,8 +199,8 @@ class CapacityToolset(Toolset):
         override: RentAnyway = False,
     ) -> CreateOutcome:
         """Rent one {rented} in a zone. COSTS MONEY: its price an hour from now until it is
-        destroyed, or until the provider ends it after `hours`. Refuses what the rig's model does
-        not fit into, what is over BUDGET_USD and MAX_HOURS, and when this rig has one anywhere.
+        destroyed, or until its `hours` are over. Refuses what the rig's model does not fit into,
+        what is over BUDGET_USD and MAX_HOURS, and when this rig has one anywhere.
         Takes up to 50 seconds; UNKNOWN means that it may exist: look, do not repeat."""
         checked_name("zone", "zone", zone)
         await prepare_rental(self.context, hours, override)

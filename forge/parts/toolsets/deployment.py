@@ -26,30 +26,38 @@ BOOT_DOCUMENT = "boot.json"
 
 
 class BootingRuntime(Protocol):
-    """The verbs of a runtime whose server a machine starts at boot."""
+    """The verbs of a runtime whose server a machine starts at boot. What runs without a container
+    has no image: then `image` gives an empty one, and a word on what the machine builds."""
 
     async def image(self) -> tuple[str, str]: ...
     def serve_argv(self) -> list[str]: ...
     def boot_document(self, rig: str, project: str, image: str, life_s: int) -> dict[str, Any]: ...
     def privileges(self) -> list[str]: ...
+
+
+class ClusterRuntime(BootingRuntime, Protocol):
+    """A runtime whose server can be run in a cluster as well."""
+
     def manifest(self, image: str, replicas: int) -> str: ...
 
 
 class OrderingPlane(Protocol):
-    """The verb of a plane that can say what a create call would be."""
+    """The verbs of a plane that can say what a create call would be, and what its machines have to
+    know of it beside the runtime's own document. Both may be lacking."""
 
     def create_command(self, zone: str, market: str, hours: float) -> list[str]: ...
+    def boot_words(self) -> Mapping[str, str]: ...
 
 
 class LaunchOutcome(Outcome):
     """What create would run. Nothing was created."""
 
-    image: str
-    image_note: str = Field(description="How the image was resolved, or why it was not.")
-    serve_argv: list[str] = Field(description="vLLM's own arguments.")
+    image: str = Field(description="Empty where the machine builds the server itself.")
+    image_note: str = Field(description="How the image was resolved, or what is built.")
+    serve_argv: list[str] = Field(description="The model server's own arguments.")
     container_argv: list[str] = Field(description="What the machine runs at boot.")
     create_argv: list[str] = Field(description="The provider's command, for one zone.")
-    privileges: list[str] = Field(description="What the container may do beyond docker's default.")
+    privileges: list[str] = Field(description="What the server may do beyond the ordinary.")
     idle_minutes: int
     life_s: int
 
@@ -79,13 +87,15 @@ class BootOrder:
         document, note = await self.document(life_s)
         private_folder(self.path.parent)
         write_json(self.path, document)
-        self._context.journal.append("boot planned", image=document["image"], note=note)
+        self._context.journal.append("boot planned", image=document.get("image", ""), note=note)
 
     async def document(self, life_s: int) -> tuple[dict[str, Any], str]:
         """The document, and a word on its image."""
         image, note = await self._runtime.image()
         project = str(getattr(self._context.settings, "project", ""))
-        return self._runtime.boot_document(self._context.rig, project, image, life_s), note
+        document = self._runtime.boot_document(self._context.rig, project, image, life_s)
+        words = getattr(self._context.plane, "boot_words", None)
+        return {**document, **(words() if words is not None else {})}, note
 
     def last(self) -> Mapping[str, Any]:
         """The document that was written last; empty before the first."""
@@ -93,7 +103,7 @@ class BootOrder:
 
 
 class DeploymentToolset(Toolset):
-    """The command, the manifest."""
+    """The command."""
 
     toolset_name = "deployment"
 
@@ -110,13 +120,39 @@ class DeploymentToolset(Toolset):
         ] = "",
         hours: Annotated[float, Field(ge=0.25, le=168, description="Life in hours.")] = 1.0,
     ) -> LaunchOutcome:
-        """What a {rented} of this rig would run: the image by digest, {engine}'s command line, the
-        container's, the provider's create command, and each privilege with its reason. Creates
-        nothing and costs nothing; asks the image's registry once."""
+        """What a {rented} of this rig would run: the image by digest, {engine}'s command line, what
+        the machine starts, the provider's create command, and each privilege with its reason.
+        Creates nothing and costs nothing; asks an image's registry once."""
         if zone:
             checked_name("zone", "zone", zone)
         document, note = await self.boot_order.document(round(hours * 3600))
         return self._deployment(document, note, zone, hours)
+
+    def _deployment(
+        self, document: Mapping[str, Any], note: str, zone: str, hours: float
+    ) -> LaunchOutcome:
+        runtime = cast(BootingRuntime, self.context.runtime)
+        create: list[str] = []
+        maker = getattr(self.context.plane, "create_command", None)
+        if maker is not None:
+            create = list(maker(zone, "", hours))
+        argv = [str(word) for word in document.get("container", document.get("serve", ()))]
+        return LaunchOutcome(
+            summary=f"Would run: {shlex.join(argv)[:2000]}. Nothing was created.",
+            next_step=f"find_{self.context.vocabulary['hardware']}()",
+            image=str(document.get("image", "")),
+            image_note=note,
+            serve_argv=runtime.serve_argv(),
+            container_argv=argv,
+            create_argv=create,
+            privileges=runtime.privileges(),
+            idle_minutes=int(document["idle_minutes"]),
+            life_s=int(document["life_s"]),
+        )
+
+
+class ClusterDeploymentToolset(DeploymentToolset):
+    """And the manifest of the same serving in a cluster."""
 
     @rig_tool(
         name="get_{ready}_tpu_manifest",
@@ -131,43 +167,25 @@ class DeploymentToolset(Toolset):
         """The same serving as a Kubernetes manifest for a GKE TPU node: command, port, probes, node
         selector, resources, the token's secret; with more than one replica a Service and an
         autoscaler on {engine}'s queue. Applied to no cluster, and never run on one by this rig."""
-        image, note = await cast(BootingRuntime, self.context.runtime).image()
-        text = cast(BootingRuntime, self.context.runtime).manifest(image, replicas)
+        image, note = await cast(ClusterRuntime, self.context.runtime).image()
+        text = cast(ClusterRuntime, self.context.runtime).manifest(image, replicas)
         return f"# {note}\n{text}"
 
-    def _deployment(
-        self, document: Mapping[str, Any], note: str, zone: str, hours: float
-    ) -> LaunchOutcome:
-        runtime = cast(BootingRuntime, self.context.runtime)
-        create: list[str] = []
-        maker = getattr(self.context.plane, "create_command", None)
-        if maker is not None:
-            create = list(maker(zone, "", hours))
-        argv = [str(word) for word in document["container"]]
-        return LaunchOutcome(
-            summary=f"Would run: {shlex.join(argv)[:2000]}. Nothing was created.",
-            next_step=f"find_{self.context.vocabulary['hardware']}()",
-            image=str(document["image"]),
-            image_note=note,
-            serve_argv=runtime.serve_argv(),
-            container_argv=argv,
-            create_argv=create,
-            privileges=runtime.privileges(),
-            idle_minutes=int(document["idle_minutes"]),
-            life_s=int(document["life_s"]),
-        )
+
+def boot_document_file(state: Path) -> Path:
+    """The document that the next machine boots. RigError INTERNAL where it was not written."""
+    document = state / BOOT_FOLDER / BOOT_DOCUMENT
+    if not document.is_file():
+        raise RigError("INTERNAL", "no boot was planned before a machine was asked for")
+    return document
 
 
 def boot_files(state: Path, program: Path) -> dict[str, Path]:
-    """The files that go out with a create call, by metadata key. RigError INTERNAL where the
-    document was not written before."""
-    files = boot_paths(state, program)
-    document = files["gemma4-boot"]
-    if not document.is_file():
-        raise RigError("INTERNAL", "no boot was planned before a machine was asked for")
+    """The files that go out with a create call of Google's, by metadata key. Raises RigError."""
+    document = boot_document_file(state)
     if len(json.dumps(read_json(document))) > 200_000:  # metadata values end at 256 KB
         raise RigError("INVALID", "the document of the boot is too large for a machine's metadata")
-    return files
+    return boot_paths(state, program)
 
 
 def boot_paths(state: Path, program: Path) -> dict[str, Path]:

@@ -227,7 +227,8 @@ class DiagnosisToolset(Toolset):
             return self._file("state", self.context.journal.path.name)
         evidence = getattr(self.context.plane, "evidence", None)
         if evidence is not None:
-            return str(await evidence()), "the machine's boot and its container"
+            kind = getattr(self.context.plane, "server_kind", "server")
+            return str(await evidence()), f"the machine's boot and its {kind}"
         finding = await self.context.plane.find()
         known = finding.instance.log if finding.instance is not None else ""
         own = sorted(self.context.paths.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)

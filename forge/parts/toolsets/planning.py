@@ -75,6 +75,7 @@ class PlanDefaults:
     hardware: str = ""
     utilization: float = 0.0
     batched_tokens: int = 0
+    streams: int = 1
 
 
 class PlanningToolset(Toolset):
@@ -163,7 +164,7 @@ class PlanningToolset(Toolset):
         its refusal speaks in this rig's own settings. Raises RigError."""
         own = self.rig_defaults()
         own = replace(own, model=model) if model else own
-        return await self.answered(await self._question(own))
+        return await self.answered(await self._question(own, streams=own.streams))
 
     async def refuse_unfit(self, model: str, override: bool = False) -> None:
         """Raise RigError CAPACITY where the rig's own plan of `model` does not fit, with its sum
@@ -242,14 +243,15 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
     """What a rig's name and settings say: `<platform>-<runtime>-<hardware>-<model>`, and keys.
 
     Settings win over the name: MODEL_NAME, MAX_MODEL_LEN, DTYPE, KV_CACHE_DTYPE,
-    GPU_MEMORY_UTILIZATION, MAX_NUM_BATCHED_TOKENS, those that the rig has.
+    GPU_MEMORY_UTILIZATION, MAX_NUM_BATCHED_TOKENS, SLOTS, those that the rig has.
     """
     slots = (*context.rig.split("-"), "", "", "", "")[:4]
     settings: Any = context.settings
     kv = str(getattr(settings, "kv_cache_dtype", "auto"))
+    stored = _DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), "")
     return PlanDefaults(
         model=str(getattr(settings, "model_name", "") or slots[3]),
-        encoding=_DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), ""),
+        encoding=stored or str(getattr(settings, "quantization", "")),
         context=int(
             getattr(settings, "max_model_len", 0)
             or getattr(settings, "context_per_slot", 0)
@@ -260,6 +262,7 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
         hardware=slots[2],
         utilization=float(getattr(settings, "gpu_memory_utilization", 0.0) or 0.0),
         batched_tokens=int(getattr(settings, "max_num_batched_tokens", 0) or 0),
+        streams=int(getattr(settings, "slots", 1) or 1),
     )
 
 

@@ -1,6 +1,6 @@
 """What is known of the served model before it is probed, and what its report says beside verdicts.
 
-Asks the server for its model list and nothing else.
+Asks the server for its model list, and judge.py where nobody else knows.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from forge.parts.boundaries.chat_client import ChatClient
+from forge.parts.boundaries.judge_program import JUDGE_PROGRAM, asked_subject
 from forge.parts.boundaries.load_plan import LoadCellPlan, LoadPlan
 from forge.parts.boundaries.probe_plan import PROBE_PROGRAM, ProbeFacts
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.state import json_object
-from forge.parts.knowledge.models import checkpoint_for_repo
+from forge.parts.knowledge.judge_answer import SubjectQuestion
 from forge.parts.knowledge.probe_report import ProbeRunFacts
 from forge.parts.planes.plane import Instance
 from forge.parts.toolsets.benchmark_frame import benchmark_frame
@@ -79,11 +80,11 @@ async def known_facts(context: RigContext, client: ChatClient, instance: Instanc
         limit = getattr(context.settings, "max_model_len", None)
         if type(limit) is int and limit > 0:
             facts.context_limit, facts.limit_source = limit, "MAX_MODEL_LEN"
-    facts.vision, facts.vision_source = _claimed_sight(context, instance, listed)
+    facts.vision, facts.vision_source = await _claimed_sight(context, instance, listed)
     return facts
 
 
-def _claimed_sight(
+async def _claimed_sight(
     context: RigContext, instance: Instance, listed: dict[str, Any]
 ) -> tuple[bool | None, str]:
     """Whether the model claims to see, and who says so; None where nobody says anything."""
@@ -101,8 +102,6 @@ def _claimed_sight(
         config = None
     if config is not None:
         return bool(config.get("vision_config")), "its config.json"
-    try:
-        checkpoint_for_repo(instance.model)
-    except ValueError:
-        return None, "nobody says"
-    return True, "every Gemma 4 release has it"
+    question = SubjectQuestion(model=instance.model)
+    known = await asked_subject(context.beside(JUDGE_PROGRAM), question)
+    return (True, "every Gemma 4 release has it") if known.is_gemma4 else (None, "nobody says")

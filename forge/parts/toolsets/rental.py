@@ -26,7 +26,9 @@ from forge.parts.planes.rented_record import MachineRecord
 from forge.parts.toolsets.rental_book import RentalBook, stamp_unix
 
 # After these the provider itself has refused: nothing is on its way, and one look is enough.
-_REFUSALS: tuple[ErrorClass, ...] = ("CAPACITY", "QUOTA", "DENIED", "AUTH", "INVALID", "EXISTS")
+_REFUSALS: tuple[ErrorClass, ...] = (
+    *("CAPACITY", "QUOTA", "DENIED", "AUTH", "INVALID", "EXISTS", "BUSY"),
+)
 _LOOK_EVERY_S = 0.5
 
 

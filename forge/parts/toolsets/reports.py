@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from mcp.server.mcpserver import Image
 from pydantic import BaseModel, Field
 
+from forge.parts.boundaries.judge_program import JUDGE_PROGRAM, asked_judgement
 from forge.parts.boundaries.report_store import (
     ReportStore,
     SavedReport,
@@ -134,21 +136,24 @@ class ReportsToolset(Toolset):
 
 def report_store(context: RigContext) -> ReportStore:
     """The reports of the rig: in its state folder, and in its own folder in a checkout."""
-    return ReportStore(benchmarks_folders(context.paths.state, context.server_file.parent))
+    folders = benchmarks_folders(context.paths.state, context.server_file.parent)
+    return ReportStore(folders, partial(asked_judgement, context.beside(JUDGE_PROGRAM)))
 
 
-def save_report(context: RigContext, report: BenchReport, raw: Path | None = None) -> SavedReport:
+async def save_report(
+    context: RigContext, report: BenchReport, raw: Path | None = None
+) -> SavedReport:
     """Save a finished report under the first free name of its day; the answer has the final one.
 
     report: its run.id may be any repeat of the day, it is chosen anew here. raw: the requests as
     JSON lines, copied beside it with their hash. What the gate finds impossible becomes a failed
-    cell. Raises RigError DENIED where it cannot be written.
+    cell. Raises RigError DENIED where it cannot be written, PARTIAL where it cannot be judged.
     """
     run = report.run.model_copy(update={"rig": report.run.rig or context.rig})
     engine = report.engine.model_copy(update={"server": report.engine.server or context.version})
     complete = report.model_copy(update={"run": run, "engine": engine})
     private = private_setting_values(context.settings)
-    saved = report_store(context).save(complete, raw, private)
+    saved = await report_store(context).save(complete, raw, private)
     context.journal.append("report_saved", report=saved.name, cells=len(saved.report.cells))
     return saved
 

@@ -67,7 +67,7 @@ class VllmOpinionJob:
         except ValueError as error:
             why = f"no report can be made of vLLM's result: {str(error)[:500]}"
             raise RigError("PARTIAL", why, f"read {result}") from None
-        found["report"] = save_report(context, report, result).name
+        found["report"] = (await save_report(context, report, result)).name
         progress.update(message=f"saved as {found['report']}")
         return found
 

@@ -26,84 +26,83 @@ server it speaks stdio; `python3 server.py --help` lists the other commands.
 #   278 ground / ports: Who listens on which loopback port of this computer, by the process table. …
 #   325 ground / redact: Everything that leaves the rig passes here: secrets out, control …
 #   430 ground / results: The base of every typed tool result: a sentence for people and the next …
-#   473 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
-#   619 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   757 ground / journal: An append-only record of what was intended and what became of it, one …
-#   819 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
-#   856 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#  1139 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
-#  1388 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#  1441 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#  1542 knowledge / geometry_config: Reads the shape of a decoder from a checkpoint's config.json.
-#  1757 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
-#  2095 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2187 knowledge / memory: How many bytes a model's weights, its cache and one decode step take.
-#  2446 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
-#  2820 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
-#  2966 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  3395 knowledge / probe_report: What a probe report is: closed records of what a served model …
-#  3572 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
-#  3868 knowledge / report_compare: What differs between two reports, and which of their cells may …
-#  4033 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
-#  4268 boundaries / gguf_file: A GGUF file as it lies on disk: is it whole, what model is in it, …
-#  4615 boundaries / gguf_config: The shape of a model in a GGUF file, in the words of a …
-#  4704 boundaries / llama_api: What llama.cpp's server tells beside its OpenAI-style API: its …
-#  4793 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  4866 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
-#  4919 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
-#  5053 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
-#  5094 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
-#  5152 boundaries / report_store: Where reports lie and how they are read and written: plain …
-#  5384 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
-#  5465 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
-#  5552 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
-#  5589 planes / billing: What a place costs while it is there: the optional verb of planes that …
-#  5628 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  5718 planes / server_book: The model server of a rig on this computer as it stands on record, …
-#  5793 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
-#  6045 runtimes / llama_memory: What a llama-server holds in memory: the cache of each slot, and …
-#  6114 runtimes / llama_program: The llama-server program on this computer: which one is used, …
-#  6313 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-#  6393 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
-#  6516 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
-#  6596 runtimes / hub_gguf: A GGUF file from the Hugging Face Hub: the text model's, one file out …
-#  6693 runtimes / llama_source: llama.cpp's source, pinned: out of a package of the Python index, …
-#  6754 runtimes / llama_build: Building llama-server from a pinned source for this computer's …
-#  7041 runtimes / llama_server: The llama.cpp runtime: `llama-server` on the processor, with a …
-#  7316 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-#  7486 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
-#  7530 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
-#  7634 toolsets / report_text: A report as text for people and for models: one table, the …
-#  7742 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-#  8045 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-#  8179 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-#  8301 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-#  8373 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-#  8416 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-#  8611 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-#  8704 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
-#  8899 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-#  9117 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
-#  9198 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-#  9358 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-#  9531 toolsets / llama: The tools that only a rig with llama.cpp has: build its server, and look …
-#  9718 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-#  9782 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-# 10046 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-# 10322 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
-# 10585 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-# 10713 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-# 10838 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-# 11127 toolsets / startup: How a model server comes up on this computer: the phases of the serve …
-# 11224 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-# 11353 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 11664 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
-# 11894 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 11981 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 12097 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 12290 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 12463 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 12660 rigs / local_llamacpp_cpu_2b_q4_0: local-llamacpp-cpu-2b-q4_0: Gemma 4 E2B in q4_0 through …
+#   473 ground / schema_faults: A validation error as sentences for people and for results, …
+#   487 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
+#   633 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   771 ground / journal: An append-only record of what was intended and what became of it, one …
+#   833 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
+#   870 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#  1153 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
+#  1402 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#  1455 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#  1556 knowledge / geometry_config: Reads the shape of a decoder from a checkpoint's config.json.
+#  1771 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  1863 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
+#  2009 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  2438 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
+#  2494 knowledge / probe_report: What a probe report is: closed records of what a served model …
+#  2671 knowledge / report_compare: What differs between two reports, and which of their cells may …
+#  2836 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
+#  3071 boundaries / gguf_file: A GGUF file as it lies on disk: is it whole, what model is in it, …
+#  3418 boundaries / gguf_config: The shape of a model in a GGUF file, in the words of a …
+#  3507 boundaries / judge_program: Runs judge.py, the report gate's own program beside server.py, …
+#  3569 boundaries / llama_api: What llama.cpp's server tells beside its OpenAI-style API: its …
+#  3658 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  3731 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
+#  3784 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
+#  3918 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
+#  3959 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
+#  4017 boundaries / report_store: Where reports lie and how they are read and written: plain …
+#  4256 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
+#  4337 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
+#  4424 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
+#  4461 planes / billing: What a place costs while it is there: the optional verb of planes that …
+#  4500 planes / plane: What a plane is to the toolsets: a place where a model server can be …
+#  4590 planes / server_book: The model server of a rig on this computer as it stands on record, …
+#  4665 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
+#  4917 runtimes / llama_memory: What a llama-server holds in memory: the cache of each slot, and …
+#  4986 runtimes / llama_program: The llama-server program on this computer: which one is used, …
+#  5185 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+#  5265 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
+#  5388 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
+#  5468 runtimes / hub_gguf: A GGUF file from the Hugging Face Hub: the text model's, one file out …
+#  5565 runtimes / llama_source: llama.cpp's source, pinned: out of a package of the Python index, …
+#  5626 runtimes / llama_build: Building llama-server from a pinned source for this computer's …
+#  5913 runtimes / llama_server: The llama.cpp runtime: `llama-server` on the processor, with a …
+#  6188 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+#  6358 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
+#  6402 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
+#  6506 toolsets / report_text: A report as text for people and for models: one table, the …
+#  6614 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+#  6917 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+#  7051 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+#  7182 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+#  7254 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+#  7297 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+#  7495 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+#  7586 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
+#  7781 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+#  8001 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
+#  8082 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+#  8271 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+#  8444 toolsets / llama: The tools that only a rig with llama.cpp has: build its server, and look …
+#  8631 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+#  8695 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+#  8959 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+#  9238 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
+#  9501 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+#  9629 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+#  9754 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+# 10044 toolsets / startup: How a model server comes up on this computer: the phases of the serve …
+# 10141 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 10270 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 10581 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
+# 10811 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 10898 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 11014 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 11211 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 11375 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 11577 rigs / local_llamacpp_cpu_2b_q4_0: local-llamacpp-cpu-2b-q4_0: Gemma 4 E2B in q4_0 through …
 
 from __future__ import annotations
 
@@ -153,6 +152,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Annotated, Any, BinaryIO, Literal, Protocol, TypeVar, cast, runtime_checkable
@@ -468,6 +468,20 @@ def outcome_as_text(outcome: Outcome) -> str:
     if outcome.next_step:
         lines.append(f"Next: {outcome.next_step}")
     return "\n".join(lines)
+
+
+# ── ground / schema_faults ────────────────────────────────────────────────────────────────────────
+# A validation error as sentences for people and for results, without the input that caused it.
+#
+# Knows no schema.
+
+_FAULTS_TOLD = 10
+
+
+def schema_faults(error: ValidationError) -> list[str]:
+    """`error` as one sentence a fault, each with the place in the record; ten at most."""
+    items = error.errors(include_input=False, include_url=False)[:_FAULTS_TOLD]
+    return [f"{'.'.join(str(p) for p in item['loc']) or 'report'}: {item['msg']}" for item in items]
 
 
 # ── ground / settings ─────────────────────────────────────────────────────────────────────────────
@@ -1754,344 +1768,6 @@ def _config_tied(text: Mapping[str, object], config: Mapping[str, object], defau
     return default
 
 
-# ── knowledge / hardware ──────────────────────────────────────────────────────────────────────────
-# The accelerators that rigs run on: memory, bandwidth, compute, native types.
-#
-# Knows no prices, no models and no cloud; figures are vendors' or others', each with its source.
-
-_SPEC_V5E = "https://docs.cloud.google.com/tpu/docs/v5e"
-_SPEC_V5P = "https://docs.cloud.google.com/tpu/docs/v5p-training"
-_SPEC_V6E = "https://docs.cloud.google.com/tpu/docs/v6e"
-_SPEC_INF2 = (
-    "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/general/arch/neuron-hardware/"
-    "inferentia2.html"
-)
-_SPEC_L4 = "https://aiwiki.ai/wiki/nvidia_l4"
-_SPEC_T4 = "https://sysrqmts.com/en/gpus/nvidia/tesla/t4"
-_SPEC_A10G = "https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/"
-_SPEC_H100 = "https://glennklockwood.com/garden/processors/h100"
-_SPEC_H200 = "https://lzwjava.github.io/nvidia-h200-gpu-specs-en"
-_SPEC_1650TI = (
-    "https://sysrqmts.com/zh/gpus/compare/nvidia-geforce-gtx-1650-ti-mobile-vs-nvidia-quadro-"
-    "t1000-mobile-gddr6"
-)
-_GEMMA4_DEV = "xbill9/gemma4-dev"
-_V6E_ARTICLE = "dev.to, Self-Hosted Gemma 4 on TPU v6e"
-_VENDOR_RECALLED = "vendor data sheet, as recalled"
-_UNCHECKED = "not checked against a live page"
-_READ = "2026-11-29"  # the day a page without a date was read
-
-
-@dataclass(frozen=True, slots=True)
-class Accelerator:
-    """One device as a program sees it: a chip, a card, or for Neuron a core.
-
-    visible_memory: GiB that a program can allocate, not the label on the box.
-    bandwidth: GB/s (1e9) to that memory, peak; effective only where its note says so.
-    compute: dense bf16 or fp16 TFLOP/s, peak, without sparsity.
-    native_dtypes: types with arithmetic of their own; others are storage and get converted.
-    """
-
-    chip: str
-    name: str
-    visible_memory: Figure
-    bandwidth: Figure
-    compute: Figure
-    native_dtypes: tuple[str, ...]
-    dtypes_source: str
-    dtypes_date: str
-    facts: tuple[SourcedFact, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareSlot:
-    """What the hardware slot of a rig's name stands for: `devices` devices of `chip`.
-
-    For EC2 families the count is that of the smallest size; tpu.env names the size.
-    """
-
-    slot: str
-    chip: str
-    devices: int
-    meaning: str
-
-
-ACCELERATORS: dict[str, Accelerator] = {
-    "v5e": Accelerator(
-        chip="v5e",
-        name="Google TPU v5e",
-        visible_memory=Figure(
-            15.75, "GiB", "libtpu 0.0.52, its out-of-memory text when compiling for v5e:1x1", _READ
-        ),
-        bandwidth=Figure(
-            819,
-            "GB/s",
-            _SPEC_V5E,
-            _READ,
-            note="the newer text of the page says 800 GiB/s, which would be 859 GB/s and is"
-            " probably a slip of unit; 859 predicts one v5e run slightly better",
-        ),
-        compute=Figure(197, "TFLOP/s", _SPEC_V5E, _READ, note="int8: 393 TOP/s"),
-        native_dtypes=("bf16", "int8"),
-        dtypes_source=_GEMMA4_DEV,
-        dtypes_date="2026-08-20",
-        facts=(
-            SourcedFact(
-                "fp8 and 4-bit weights are storage only; int8 is the only type that computes"
-                " faster than bf16",
-                _GEMMA4_DEV,
-                "2026-08-20",
-            ),
-            SourcedFact(
-                "Compute Engine refuses its machine types (ct5lp-hightpu-1t); only the Cloud TPU"
-                " API creates it",
-                _GEMMA4_DEV,
-                "2026-08-20",
-            ),
-        ),
-    ),
-    "v5p": Accelerator(
-        chip="v5p",
-        name="Google TPU v5p",
-        visible_memory=Figure(
-            95, "GiB", _SPEC_V5P, _READ, note="the page's capacity; not read back on a chip"
-        ),
-        bandwidth=Figure(2765, "GB/s", _SPEC_V5P, _READ),
-        compute=Figure(459, "TFLOP/s", _SPEC_V5P, _READ),
-        native_dtypes=("bf16", "int8"),
-        dtypes_source=_GEMMA4_DEV,
-        dtypes_date="2026-08-20",
-        facts=(
-            SourcedFact(
-                "names in the Cloud TPU API count cores: v5p-8 is four chips",
-                _GEMMA4_DEV,
-                "2026-08-20",
-            ),
-        ),
-    ),
-    "v6e": Accelerator(
-        chip="v6e",
-        name="Google TPU v6e (Trillium)",
-        visible_memory=Figure(31.24, "GiB", _V6E_ARTICLE, "2026-07-25"),
-        bandwidth=Figure(
-            1638,
-            "GB/s",
-            "libtpu 0.0.52, cost analysis of one matmul compiled for v6e:1x1",
-            _READ,
-            note=f"{_SPEC_V6E} says 1640 in one version and 1600 in another; 1412 to 1417 were"
-            f" measured ({_GEMMA4_DEV}, 2026-08-20)",
-        ),
-        compute=Figure(918, "TFLOP/s", _SPEC_V6E, _READ, note="int8: 1836 TOP/s"),
-        native_dtypes=("bf16", "int8"),
-        dtypes_source=_GEMMA4_DEV,
-        dtypes_date="2026-08-20",
-        facts=(
-            SourcedFact(
-                "fp8 and 4-bit weights are storage only; int8 is the only type that computes"
-                " faster than bf16",
-                _GEMMA4_DEV,
-                "2026-08-20",
-            ),
-        ),
-    ),
-    "l4": Accelerator(
-        chip="l4",
-        name="NVIDIA L4 (Ada, SM 8.9)",
-        visible_memory=Figure(
-            22.03, "GiB", "dev.to, 12B Gemma 4 on Cloud Run: CUDA's out-of-memory text", "2026"
-        ),
-        bandwidth=Figure(300, "GB/s", _SPEC_L4, "2026-06-03"),
-        compute=Figure(
-            121,
-            "TFLOP/s",
-            _SPEC_L4,
-            "2026-06-03",
-            kind="derived",
-            note="half of the 242 stated with sparsity; lists that multiply clocks say 125",
-        ),
-        native_dtypes=("f32", "fp16", "bf16", "fp8", "int8"),
-        dtypes_source="https://hmc-tech.com/gpu/nvidia-l4-vs-nvidia-grid-m40",
-        dtypes_date=_READ,
-    ),
-    "t4": Accelerator(
-        chip="t4",
-        name="NVIDIA T4 (Turing, SM 7.5)",
-        visible_memory=Figure(
-            14.56,
-            "GiB",
-            _GEMMA4_DEV,
-            "2026-08-28",
-            note="read on a T4G; the label on both cards says 15,360 MiB",
-        ),
-        bandwidth=Figure(320, "GB/s", _SPEC_T4, _READ),
-        compute=Figure(65, "TFLOP/s", _SPEC_T4, _READ, note="fp16"),
-        native_dtypes=("f32", "fp16", "int8"),
-        dtypes_source="https://hmc-tech.com/gpu/nvidia-a16-vs-nvidia-t4",
-        dtypes_date=_READ,
-        facts=(
-            SourcedFact(
-                "no bf16 and no fp8 arithmetic; 64 KiB of shared memory at most per block, which"
-                " Gemma 4's 512-wide heads exceed in vLLM's default attention tile (98,304 B)",
-                "vLLM 0.32 attention kernel compiled for sm_75 with Triton 3.9",
-                _READ,
-            ),
-        ),
-    ),
-    "t4g": Accelerator(
-        chip="t4g",
-        name="NVIDIA T4G (Turing, SM 7.5, Graviton2 host)",
-        visible_memory=Figure(
-            14.56, "GiB", _GEMMA4_DEV, "2026-08-28", note="its README says 14.07 GB in one place"
-        ),
-        bandwidth=Figure(
-            320, "GB/s", _GEMMA4_DEV, "2026-08-20", note="peak; 277 read in a measurement there"
-        ),
-        compute=Figure(
-            65, "TFLOP/s", _SPEC_T4, _READ, kind="derived", note="taken from the T4: same chip"
-        ),
-        native_dtypes=("f32", "fp16", "int8"),
-        dtypes_source=_GEMMA4_DEV,
-        dtypes_date="2026-08-20",
-    ),
-    "mi300x": Accelerator(
-        chip="mi300x",
-        name="AMD Instinct MI300X (CDNA 3, gfx942)",
-        visible_memory=Figure(191.69, "GiB", _GEMMA4_DEV, "2026-09-16"),
-        bandwidth=Figure(
-            5300, "GB/s", "https://www.emergentmind.com/topics/amd-instinct-mi300x-gpus", _READ
-        ),
-        compute=Figure(
-            1307, "TFLOP/s", "AMD data sheet, as recalled", _READ, note=f"fp16; {_UNCHECKED}"
-        ),
-        native_dtypes=("f32", "fp16", "bf16", "fp8", "int8"),
-        dtypes_source="https://gpu.blog/gpus/instinct-mi300x-mi300x",
-        dtypes_date="2025-01-01",
-    ),
-    "1650ti": Accelerator(
-        chip="1650ti",
-        name="NVIDIA GTX 1650 Ti mobile (TU117, SM 7.5, no tensor cores)",
-        visible_memory=Figure(
-            4.0, "GiB", _GEMMA4_DEV, "2026-09-03", note="4096 MiB reported; a display takes some"
-        ),
-        bandwidth=Figure(192, "GB/s", _SPEC_1650TI, _READ),
-        compute=Figure(
-            6.083,
-            "TFLOP/s",
-            _SPEC_1650TI,
-            _READ,
-            note="fp16 at the listed boost clock; other notes say about 5.5",
-        ),
-        native_dtypes=("f32", "fp16"),
-        dtypes_source=_SPEC_1650TI,
-        dtypes_date=_READ,
-    ),
-    "inf2": Accelerator(
-        chip="inf2",
-        name="AWS Inferentia2, one NeuronCore-v2 (a chip has two)",
-        visible_memory=Figure(
-            16, "GiB", _SPEC_INF2, _READ, kind="derived", note="half of the chip's 32"
-        ),
-        bandwidth=Figure(
-            410,
-            "GB/s",
-            _SPEC_INF2,
-            _READ,
-            kind="derived",
-            note="half of the chip's 820 GB/s; newer versions of the page say 820 GiB/s",
-        ),
-        compute=Figure(
-            95, "TFLOP/s", _SPEC_INF2, _READ, kind="derived", note="half of the chip's 190"
-        ),
-        native_dtypes=("f32", "bf16", "fp16", "int8"),
-        dtypes_source=_SPEC_INF2,
-        dtypes_date=_READ,
-        facts=(
-            SourcedFact(
-                "a gather from a table above 4 to 5 GB silently returns zeros: embeddings and the"
-                " PLE table stay on the host",
-                _GEMMA4_DEV,
-                "2026-08-20",
-            ),
-        ),
-    ),
-    "a10g": Accelerator(
-        chip="a10g",
-        name="NVIDIA A10G (Ampere, SM 8.6)",
-        visible_memory=Figure(22.06, "GiB", _VENDOR_RECALLED, _READ, note=_UNCHECKED),
-        bandwidth=Figure(600, "GB/s", _SPEC_A10G, _READ),
-        compute=Figure(70, "TFLOP/s", _VENDOR_RECALLED, _READ, note=_UNCHECKED),
-        native_dtypes=("f32", "fp16", "bf16", "int8"),
-        dtypes_source=_VENDOR_RECALLED,
-        dtypes_date=_READ,
-    ),
-    "h100": Accelerator(
-        chip="h100",
-        name="NVIDIA H100 SXM (Hopper, SM 9.0)",
-        visible_memory=Figure(79.1, "GiB", _VENDOR_RECALLED, _READ, note=_UNCHECKED),
-        bandwidth=Figure(3350, "GB/s", _SPEC_H100, _READ),
-        compute=Figure(989, "TFLOP/s", _SPEC_H100, _READ),
-        native_dtypes=("f32", "fp16", "bf16", "fp8", "int8"),
-        dtypes_source=_SPEC_H100,
-        dtypes_date=_READ,
-    ),
-    "h200": Accelerator(
-        chip="h200",
-        name="NVIDIA H200 SXM (Hopper, SM 9.0)",
-        visible_memory=Figure(139.8, "GiB", _VENDOR_RECALLED, _READ, note=_UNCHECKED),
-        bandwidth=Figure(4800, "GB/s", _SPEC_H200, _READ),
-        compute=Figure(989, "TFLOP/s", _SPEC_H100, _READ, note="the same die as the H100"),
-        native_dtypes=("f32", "fp16", "bf16", "fp8", "int8"),
-        dtypes_source=_SPEC_H100,
-        dtypes_date=_READ,
-    ),
-    "cpu": Accelerator(
-        chip="cpu",
-        name="the computer's own processor",
-        visible_memory=unmeasured_figure("GiB", "read it from the machine: free memory"),
-        bandwidth=Figure(
-            22.1,
-            "GB/s",
-            f"{_GEMMA4_DEV}, local-pytorch-cpu-2b: 4.853 tok/s of 4.56 GB a step",
-            "2026-09-04",
-            kind="derived",
-            note="effective, on one laptop: not a peak, and not another computer's",
-        ),
-        compute=unmeasured_figure("TFLOP/s"),
-        native_dtypes=("f32",),
-        dtypes_source="x86-64 and ARMv8 base instruction sets; bf16 and int8 are extensions",
-        dtypes_date=_READ,
-    ),
-}
-
-HARDWARE_SLOTS: dict[str, HardwareSlot] = {
-    slot.slot: slot
-    for slot in (
-        HardwareSlot("v5e1", "v5e", 1, "one TPU v5e chip"),
-        HardwareSlot("v6e1", "v6e", 1, "one TPU v6e chip"),
-        HardwareSlot("v6e4", "v6e", 4, "four TPU v6e chips of one host"),
-        HardwareSlot("v6e8", "v6e", 8, "eight TPU v6e chips of one host"),
-        HardwareSlot("v5p1", "v5p", 1, "one TPU v5p chip"),
-        HardwareSlot("inf2", "inf2", 2, "EC2 inf2: Inferentia2, two cores a chip"),
-        HardwareSlot("g4dn", "t4", 1, "EC2 g4dn: x86-64 host with NVIDIA T4"),
-        HardwareSlot("g5g", "t4g", 1, "EC2 g5g: Graviton2 host with NVIDIA T4G"),
-        HardwareSlot("g6", "l4", 1, "EC2 g6: x86-64 host with NVIDIA L4"),
-        HardwareSlot("l4", "l4", 1, "NVIDIA L4 that is not rented as an EC2 family"),
-        HardwareSlot("t4", "t4", 1, "NVIDIA T4 that is not rented as an EC2 family"),
-        HardwareSlot("mi300x", "mi300x", 1, "one AMD Instinct MI300X"),
-        HardwareSlot("1650ti", "1650ti", 1, "the workstation's GTX 1650 Ti"),
-        HardwareSlot("cpu", "cpu", 1, "no accelerator"),
-    )
-}
-
-
-def accelerator_for_slot(slot: str) -> Accelerator:
-    """The accelerator behind a hardware slot; ValueError that lists the slots otherwise."""
-    if slot not in HARDWARE_SLOTS:
-        known = ", ".join(HARDWARE_SLOTS)
-        raise ValueError(f"hardware slot {slot!r} is not known; known: {known}")
-    return ACCELERATORS[HARDWARE_SLOTS[slot].chip]
-
-
 # ── knowledge / log_answer ────────────────────────────────────────────────────────────────────────
 # What the failure bank answers about a log: the forms that triage.py prints and the server reads.
 #
@@ -2182,639 +1858,6 @@ class LogAnswer:
             count = self.unexplained_count
             return f"No known failure; {count} lines report errors that nothing explains."
         return NO_FAILURE
-
-
-# ── knowledge / memory ────────────────────────────────────────────────────────────────────────────
-# How many bytes a model's weights, its cache and one decode step take.
-#
-# Knows shapes and encodings only: no chip, no engine's overhead, no price.
-
-# "uniform": every owning layer keeps the whole context (vLLM on TPU, transformers' plain cache).
-# "ring": sliding layers keep only their window (the JAX engine, llama.cpp's SWA cache).
-KvLayout = Literal["uniform", "ring"]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightEncoding:
-    """Bytes per parameter of one way to store weights.
-
-    linear: attention, MLP and expert matrices and the PLE gates, that is, what gets quantised.
-    embedding: the token embedding, which is also the tied head, or an untied one.
-    ple: the per-layer-embedding table.
-    other: norms, router and the PLE model projection.
-    """
-
-    linear: float
-    embedding: float
-    ple: float
-    other: float
-
-
-# Group-quantised 4-bit: 32 weights share one 2-byte scale, 4/8 + 2/32 = 0.5625 bytes each
-# (compressed-tensors w4a16 with group 32; ggml block_q4_0 is 18 bytes per 32 weights).
-# ggml block_q6_K is 210 bytes per 256 weights: Google's GGUF files keep both tables in it.
-_INT4_GROUP32_BYTES = 0.5625
-_Q6_K_BYTES = 210 / 256
-
-WEIGHT_ENCODINGS: dict[str, WeightEncoding] = {
-    "f32": WeightEncoding(4.0, 4.0, 4.0, 4.0),
-    "bf16": WeightEncoding(2.0, 2.0, 2.0, 2.0),
-    "fp16": WeightEncoding(2.0, 2.0, 2.0, 2.0),
-    "fp8": WeightEncoding(1.0, 2.0, 2.0, 2.0),
-    "int8": WeightEncoding(1.0, 2.0, 2.0, 2.0),
-    "w4a16": WeightEncoding(_INT4_GROUP32_BYTES, 2.0, 2.0, 2.0),
-    "q4_0": WeightEncoding(_INT4_GROUP32_BYTES, _Q6_K_BYTES, _Q6_K_BYTES, 2.0),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterCounts:
-    """Parameters by group; `total` is what transformers counts (buffers are not parameters)."""
-
-    embed: int
-    ple_table: int
-    ple_gates: int
-    ple_projection: int
-    attention: int
-    mlp: int
-    experts: int
-    router: int
-    norms: int
-    head: int
-
-    @property
-    def linear(self) -> int:
-        """What an encoding quantises."""
-        return self.attention + self.mlp + self.experts + self.ple_gates
-
-    @property
-    def other(self) -> int:
-        """What stays at 16 bits beside the embeddings."""
-        return self.ple_projection + self.router + self.norms
-
-    @property
-    def total(self) -> int:
-        """All text parameters."""
-        return self.linear + self.other + self.embed + self.ple_table + self.head
-
-
-def parameter_counts(geometry: Geometry) -> ParameterCounts:
-    """Parameters of the text model, by group.
-
-    Per layer, with D hidden, H heads, h head width, K width of a token's keys, I MLP width:
-    attention 2*D*H*h + D*K*(2, or 1 where values come from keys; 0 in sharing layers),
-    mlp 3*D*I, PLE gates 2*D*P, experts 3*E*D*X, router D*E + D + E.
-    Once: embedding V*D, PLE table Vp*L*P, PLE projection D*L*P, head V*D if untied.
-    Source: transformers 5.24 modeling_gemma4 (and llama, mistral, qwen2, qwen3, gemma3), checked
-    against models built on the meta device.
-    """
-    g = geometry
-    per_layer = [_layer_attention(g, layer) for layer in range(g.layers)]
-    mlp = sum(
-        3 * g.hidden * g.mlp_width(layer) + (2 * g.mlp_width(layer) + g.hidden if g.mlp_bias else 0)
-        for layer in range(g.layers)
-    )
-    moe_layers = g.layers if g.experts else 0
-    # Experts bring three more norms of hidden width, PLE one per layer and one of its own width.
-    block_norms = g.block_norms + (3 if g.experts else 0) + (1 if g.ple_dim else 0)
-    return ParameterCounts(
-        embed=g.vocab * g.hidden,
-        ple_table=g.ple_vocab * g.layers * g.ple_dim,
-        ple_gates=g.layers * 2 * g.hidden * g.ple_dim,
-        ple_projection=g.hidden * g.layers * g.ple_dim,
-        attention=sum(matrices for matrices, _ in per_layer),
-        mlp=mlp,
-        experts=moe_layers * 3 * g.experts * g.hidden * g.expert_width,
-        router=moe_layers * (g.hidden * g.experts + g.hidden + g.experts),
-        norms=sum(norms for _, norms in per_layer)
-        + g.layers * block_norms * g.hidden
-        + g.hidden
-        + g.ple_dim,
-        head=0 if g.tied else g.vocab * g.hidden,
-    )
-
-
-def weight_bytes(
-    geometry: Geometry,
-    encoding: str,
-    *,
-    ple_encoding: str | None = None,
-    duplicate_head: bool = False,
-    dead_kv: bool = False,
-) -> int:
-    """Bytes of the text weights in `encoding` (a key of WEIGHT_ENCODINGS), towers apart.
-
-    B_linear*(attention + mlp + experts + PLE gates) + B_embed*(embedding + untied head)
-    + B_ple*table + B_other*(PLE projection + router + norms).
-    ple_encoding: hold the PLE table as that encoding holds its linear weights (engines that
-      repack it: int4 is "w4a16").
-    duplicate_head: add a 16-bit copy of a tied head, as the -w4a16-ct exports carry on disk.
-    dead_kv: add the k/v projections that Google's plain export ships for sharing layers and that
-      nothing reads (they are loaded by engines that do not know better).
-    Source: accounting of xbill9/gemma4-dev's reported files and residents (2026-08-20), median
-    error 0.0 % over ten figures that it was not fitted to.
-    Raises ValueError for an unknown encoding.
-    """
-    store = _weight_encoding(encoding)
-    counts = parameter_counts(geometry)
-    size = (
-        store.linear * counts.linear
-        + store.embedding * (counts.embed + counts.head)
-        + store.other * counts.other
-        + ple_bytes(geometry, encoding, ple_encoding=ple_encoding)
-    )
-    if duplicate_head and geometry.tied:
-        size += 2 * counts.embed
-    if dead_kv:
-        size += store.linear * _dead_kv_parameters(geometry)
-    return math.ceil(size)
-
-
-def ple_bytes(geometry: Geometry, encoding: str, *, ple_encoding: str | None = None) -> int:
-    """Bytes of the per-layer-embedding table, 0 for a model without one.
-
-    It is gathered row by row, so it may stay in host memory or on disk: llama.cpp maps it, and
-    transformers' memory-mapped checkpoint never faults most of it in. On a chip that holds
-    everything it counts in full.
-    """
-    per_row = _weight_encoding(encoding).ple
-    if ple_encoding is not None:
-        per_row = _weight_encoding(ple_encoding).linear
-    return math.ceil(per_row * parameter_counts(geometry).ple_table)
-
-
-def step_bytes(geometry: Geometry, encoding: str, *, streams: int = 1) -> int:
-    """Bytes of weights that one decode step reads for `streams` sequences at once.
-
-    All weights but the PLE table (a gather of a few rows), and of the experts the share that
-    `streams` independent choices of top_k touch: 1 - (1 - top_k/experts)^streams. The embedding
-    counts once: it is read as the tied head; an untied one makes the embedding a gather.
-    Source: the capacity formulas checked against xbill9/gemma4-dev's measured 4.514 GB (E2B
-    bf16, T4G, 2026-08) and 1.407 GB (q4_0). KV reads come on top.
-    Raises ValueError for an unknown encoding or fewer than one stream.
-    """
-    if streams < 1:
-        raise ValueError(f"streams must be at least 1, not {streams}")
-    store = _weight_encoding(encoding)
-    counts = parameter_counts(geometry)
-    touched = 1.0
-    if geometry.experts:
-        touched = 1 - (1 - geometry.top_k / geometry.experts) ** streams
-    dense = counts.attention + counts.mlp + counts.ple_gates
-    return math.ceil(
-        store.linear * (dense + touched * counts.experts)
-        + store.embedding * (counts.embed if geometry.tied else counts.head)
-        + store.other * counts.other
-    )
-
-
-def kv_bytes_per_token(geometry: Geometry, dtype_bytes: float, layout: KvLayout) -> float:
-    """Bytes by which one more token grows one sequence's cache, once past the window.
-
-    2 * kv heads * head width * dtype_bytes, over the owning layers; sharing layers own nothing.
-    Layers whose values come from their keys still cache both: keys are rotated, values normed.
-    "ring" counts the full-attention owners only; below the window a ring grows like "uniform".
-    Source: transformers 5.24 modeling_gemma4; E2B 18 KiB, agreeing with vLLM's 8,713 blocks of
-    128 tokens on a v6e (dev.to article, 2026-07-25, which itself says 15 KiB).
-    Raises ValueError for an unknown layout.
-    """
-    if layout not in ("uniform", "ring"):
-        raise ValueError(f"KV layout {layout!r} is not known; known: uniform, ring")
-    owners = range(geometry.owners)
-    return sum(
-        2 * geometry.kv_width(layer) * dtype_bytes
-        for layer in owners
-        if layout == "uniform" or geometry.is_full(layer)
-    )
-
-
-def kv_ring_bytes(geometry: Geometry, dtype_bytes: float) -> int:
-    """Bytes that one sequence's full sliding windows take, the fixed part of the ring layout."""
-    sliding = sum(
-        2 * geometry.kv_width(layer)
-        for layer in range(geometry.owners)
-        if not geometry.is_full(layer)
-    )
-    return math.ceil(sliding * dtype_bytes * (geometry.window or 0))
-
-
-def kv_bytes(
-    geometry: Geometry, context: int, slots: int, dtype_bytes: float, layout: KvLayout
-) -> int:
-    """Bytes of cache for `slots` sequences of `context` tokens each.
-
-    uniform: slots * context * bytes per token.
-    ring: slots * (min(context, window) * sliding owners + context * full owners).
-    Raises ValueError for a negative context, no slots or an unknown layout.
-    """
-    if context < 0 or slots < 1:
-        raise ValueError(f"context {context} and slots {slots} must be >= 0 and >= 1")
-    grown = context * kv_bytes_per_token(geometry, dtype_bytes, layout)
-    if layout == "ring" and geometry.window:
-        filled = min(context, geometry.window) / geometry.window
-        grown += filled * kv_ring_bytes(geometry, dtype_bytes)
-    return math.ceil(slots * grown)
-
-
-def _weight_encoding(encoding: str) -> WeightEncoding:
-    try:
-        return WEIGHT_ENCODINGS[encoding]
-    except KeyError:
-        known = ", ".join(WEIGHT_ENCODINGS)
-        raise ValueError(f"encoding {encoding!r} is not known; known: {known}") from None
-
-
-def _layer_attention(geometry: Geometry, layer: int) -> tuple[int, int]:
-    """(matrices with their biases, norm weights) of one layer's attention."""
-    g = geometry
-    q_width = g.heads * g.head_width(layer)
-    projections = 0
-    if layer < g.owners:
-        projections = 1 if g.k_eq_v and g.is_full(layer) else 2
-    kv_width = projections * g.kv_width(layer)
-    matrices = 2 * g.hidden * q_width + g.hidden * kv_width
-    matrices += (q_width + kv_width if g.qkv_bias else 0) + (g.hidden if g.out_bias else 0)
-    norms = (2 if layer < g.owners else 1) * g.head_width(layer) if g.head_norms else 0
-    return matrices, norms
-
-
-def _dead_kv_parameters(geometry: Geometry) -> int:
-    shared = range(geometry.owners, geometry.layers)
-    return sum(2 * geometry.hidden * geometry.kv_width(layer) for layer in shared)
-
-
-# ── knowledge / models ────────────────────────────────────────────────────────────────────────────
-# The Gemma 4 family: shapes, towers, and which checkpoints exist under which names.
-#
-# Knows no chips and does no arithmetic; shapes are stated, checkpoints cited.
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedCheckpoint:
-    """One repository of weights.
-
-    repo: its id on the Hugging Face hub (or Ollama's tag).
-    label: the encoding slot of a rig that serves it; empty for the reference release.
-    stored: how its weights lie on disk, a key of WEIGHT_ENCODINGS; -unquantized is plain bf16.
-    exists: whether it does; source and date say who saw it, or that it is missing.
-    file: size of the weights file or files, towers included.
-    """
-
-    repo: str
-    label: str
-    stored: str
-    exists: bool
-    source: str
-    date: str
-    file: Figure
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """One size of Gemma 4.
-
-    slot: how a rig's name spells it. vision_tower, audio_tower: bytes in bf16, beside the text;
-    vLLM on a TPU loads text and vision, vLLM on a GPU all, the JAX engine and llama.cpp's
-    language file neither.
-    """
-
-    name: str
-    slot: str
-    geometry: Geometry
-    geometry_source: str
-    geometry_date: str
-    vision_tower: Figure
-    audio_tower: Figure
-    checkpoints: tuple[PublishedCheckpoint, ...]
-
-
-def _sliding_then_full(layers: int, every: int) -> tuple[str, ...]:
-    return tuple(SLIDING_LAYER if (i + 1) % every else FULL_LAYER for i in range(layers))
-
-
-_HUB_QUOTED = "Hugging Face hub, as quoted in several public repositories"
-_DEV_MODELS = "xbill9/gemma4-dev, MODELS"
-_RUN_ARTICLE = "dev.to, 12B Gemma 4 on Cloud Run"
-_DEV_README = "xbill9/gemma4-dev, README"
-_SEEN = "2026-11-29"  # the day a quotation without a date was read
-_GEMMA_WHEEL = "gemma 4.0.1 (PyPI), its model configurations"
-_NO_FILE = unmeasured_figure("bytes")
-
-
-def _reference(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
-    return PublishedCheckpoint(repo, "", "bf16", True, source, date, file)
-
-
-def _w4a16(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
-    note = (
-        "embeddings stay bf16 (PLE table too), and a second bf16 copy of the tied head is on disk"
-    )
-    return PublishedCheckpoint(repo, "w4a16", "w4a16", True, source, date, file, note)
-
-
-def _unquantized(repo: str, source: str, date: str, more: str = "") -> PublishedCheckpoint:
-    note = "trained for q4_0, stored as bf16" + more
-    return PublishedCheckpoint(repo, "q4_0", "bf16", True, source, date, _NO_FILE, note)
-
-
-def _gguf(repo: str, source: str, date: str, file: Figure = _NO_FILE) -> PublishedCheckpoint:
-    return PublishedCheckpoint(repo, "q4_0", "q4_0", True, source, date, file)
-
-
-def _fp8(
-    repo: str, note: str, file: Figure = _NO_FILE, *, exists: bool = True
-) -> PublishedCheckpoint:
-    return PublishedCheckpoint(repo, "fp8", "fp8", exists, _RUN_ARTICLE, "2026", file, note)
-
-
-# The class defaults of transformers' Gemma4TextConfig (hidden 2304, 30 layers) are no real size.
-GEMMA4: dict[str, Model] = {
-    "E2B": Model(
-        name="Gemma 4 E2B",
-        slot="2b",
-        geometry=Geometry(
-            layer_types=_sliding_then_full(35, 5),
-            hidden=1536,
-            intermediate=6144,
-            heads=8,
-            kv_heads=1,
-            global_kv_heads=1,
-            head_dim=256,
-            global_head_dim=512,
-            vocab=262144,
-            window=512,
-            kv_shared_layers=20,
-            ple_dim=256,
-            ple_vocab=262144,
-            double_wide_mlp=True,
-        ),
-        geometry_source=_GEMMA_WHEEL,
-        geometry_date=_SEEN,
-        vision_tower=Figure(
-            334729216,
-            "bytes",
-            "transformers 5.24, Gemma4VisionConfig's defaults built on the meta device",
-            _SEEN,
-            kind="derived",
-            note="agrees with the memory that vLLM reports for E2B on a TPU",
-        ),
-        audio_tower=Figure(
-            609649216,
-            "bytes",
-            "transformers 5.24, Gemma4AudioConfig's defaults built on the meta device",
-            _SEEN,
-            kind="derived",
-        ),
-        checkpoints=(
-            _reference(
-                "google/gemma-4-E2B-it",
-                _DEV_README,
-                "2026-08-20",
-                Figure(10.25e9, "bytes", _DEV_README, "2026-08-20", note="rounded there"),
-            ),
-            _w4a16(
-                "google/gemma-4-E2B-it-qat-w4a16-ct",
-                _DEV_README,
-                "2026-08-20",
-                Figure(8.32e9, "bytes", _DEV_README, "2026-09-04", note="rounded there"),
-            ),
-            _unquantized(
-                "google/gemma-4-E2B-it-qat-q4_0-unquantized",
-                _DEV_README,
-                "2026-08-20",
-                "; has no k_norm in the sharing layers, on which some loaders fail",
-            ),
-            _gguf(
-                "google/gemma-4-E2B-it-qat-q4_0-gguf",
-                _DEV_README,
-                "2026-09-02",
-                Figure(3349516256, "bytes", _DEV_README, "2026-09-02"),
-            ),
-            PublishedCheckpoint(
-                "gemma4:e2b-it-qat",
-                "q4_0",
-                "q4_0",
-                True,
-                _DEV_README,
-                "2026-09-02",
-                Figure(3349514112, "bytes", _DEV_README, "2026-09-02"),
-                "Ollama's own container of the same weights, with another digest",
-            ),
-        ),
-    ),
-    "E4B": Model(
-        name="Gemma 4 E4B",
-        slot="4b",
-        geometry=Geometry(
-            layer_types=_sliding_then_full(42, 6),
-            hidden=2560,
-            intermediate=10240,
-            heads=8,
-            kv_heads=2,
-            global_kv_heads=2,
-            head_dim=256,
-            global_head_dim=512,
-            vocab=262144,
-            window=512,
-            kv_shared_layers=18,
-            ple_dim=256,
-            ple_vocab=262144,
-        ),
-        geometry_source=_GEMMA_WHEEL,
-        geometry_date=_SEEN,
-        vision_tower=unmeasured_figure("bytes", "of the order of E2B's"),
-        audio_tower=unmeasured_figure("bytes", "of the order of E2B's"),
-        checkpoints=(
-            _reference("google/gemma-4-E4B-it", _DEV_MODELS, "2026-08-20"),
-            _w4a16("google/gemma-4-E4B-it-qat-w4a16-ct", _DEV_README, "2026-08-20"),
-            _unquantized("google/gemma-4-E4B-it-qat-q4_0-unquantized", _DEV_MODELS, "2026-08-20"),
-            _gguf(
-                "google/gemma-4-E4B-it-qat-q4_0-gguf",
-                _HUB_QUOTED,
-                _SEEN,
-                Figure(5154939136, "bytes", _HUB_QUOTED, _SEEN, note="revision bb3b92e6"),
-            ),
-        ),
-    ),
-    "12B": Model(
-        name="Gemma 4 12B",
-        slot="12b",
-        geometry=Geometry(
-            layer_types=_sliding_then_full(48, 6),
-            hidden=3840,
-            intermediate=15360,
-            heads=16,
-            kv_heads=8,
-            global_kv_heads=1,
-            head_dim=256,
-            global_head_dim=512,
-            vocab=262144,
-            window=1024,
-            k_eq_v=True,
-        ),
-        geometry_source="gemma4-pt-claude 0.2.0 (PyPI, third party)",
-        geometry_date=_SEEN,
-        vision_tower=Figure(
-            0.1e9,
-            "bytes",
-            "23.9 GB in all (xbill9/gemma4-dev) less the text weights",
-            "2026-08-20",
-            kind="derived",
-            note="vision and audio together: the model has no encoders, only projections",
-        ),
-        audio_tower=unmeasured_figure("bytes", "counted with vision"),
-        checkpoints=(
-            _reference(
-                "google/gemma-4-12B-it",
-                _RUN_ARTICLE,
-                "2026",
-                Figure(23.9e9, "bytes", _DEV_MODELS, "2026-08-20", note="rounded there"),
-            ),
-            _w4a16(
-                "google/gemma-4-12B-it-qat-w4a16-ct",
-                _DEV_README,
-                "2026-08-20",
-                Figure(10.26e9, "bytes", _DEV_MODELS, "2026-08-20", note="rounded there"),
-            ),
-            _unquantized("google/gemma-4-12B-it-qat-q4_0-unquantized", _HUB_QUOTED, _SEEN),
-            _gguf(
-                "google/gemma-4-12B-it-qat-q4_0-gguf",
-                _HUB_QUOTED,
-                "2026-10-06",
-                Figure(6975879296, "bytes", _HUB_QUOTED, "2026-10-06", note="revision 29d09777"),
-            ),
-            _fp8(
-                "google/gemma-4-12b-it-sfp8",
-                "Google publishes no fp8 build; the next two are third parties'",
-                exists=False,
-            ),
-            _fp8(
-                "vrfai/gemma-4-12B-it-fp8",
-                "made with ModelOpt",
-                Figure(13.4e9, "bytes", _RUN_ARTICLE, "2026", note="rounded there"),
-            ),
-            _fp8("bahadirakdemir/gemma-4-12B-it-text-fp8", "text only; the article served it"),
-        ),
-    ),
-    "26B-A4B": Model(
-        name="Gemma 4 26B-A4B",
-        slot="26b",
-        geometry=Geometry(
-            layer_types=_sliding_then_full(30, 6),
-            hidden=2816,
-            intermediate=2112,
-            heads=16,
-            kv_heads=8,
-            global_kv_heads=2,
-            head_dim=256,
-            global_head_dim=512,
-            vocab=262144,
-            window=1024,
-            k_eq_v=True,
-            experts=128,
-            top_k=8,
-            expert_width=704,
-        ),
-        geometry_source=_GEMMA_WHEEL,
-        geometry_date=_SEEN,
-        vision_tower=Figure(
-            1.14e9,
-            "bytes",
-            "51.61 GB on disk (xbill9/gemma4-dev) less the text weights",
-            "2026-08-20",
-            kind="derived",
-        ),
-        audio_tower=unmeasured_figure("bytes"),
-        checkpoints=(
-            _reference(
-                "google/gemma-4-26B-A4B-it",
-                "transformers 5.24, a comment in Gemma4TextConfig",
-                _SEEN,
-                Figure(51.61e9, "bytes", _DEV_MODELS, "2026-08-20", note="rounded there"),
-            ),
-            PublishedCheckpoint(
-                "google/gemma-4-26B-A4B-it-qat-w4a16-ct",
-                "w4a16",
-                "w4a16",
-                False,
-                _DEV_README,
-                "2026-08-20",
-                _NO_FILE,
-                "the only size without one; reports that name it measured a private mount",
-            ),
-            _unquantized(
-                "google/gemma-4-26B-A4B-it-qat-q4_0-unquantized", _DEV_README, "2026-08-20"
-            ),
-            _gguf("google/gemma-4-26B-A4B-it-qat-q4_0-gguf", _HUB_QUOTED, _SEEN),
-        ),
-    ),
-    "31B": Model(
-        name="Gemma 4 31B",
-        slot="31b",
-        geometry=Geometry(
-            layer_types=_sliding_then_full(60, 6),
-            hidden=5376,
-            intermediate=21504,
-            heads=32,
-            kv_heads=16,
-            global_kv_heads=4,
-            head_dim=256,
-            global_head_dim=512,
-            vocab=262144,
-            window=1024,
-            k_eq_v=True,
-        ),
-        geometry_source=_GEMMA_WHEEL,
-        geometry_date=_SEEN,
-        vision_tower=Figure(
-            1.15e9,
-            "bytes",
-            "the -w4a16-ct file of 23.3 GB less its text tensors",
-            _SEEN,
-            kind="derived",
-            note="the rounded size allows 1.14 to 1.24; the 26B-A4B's is 1.14",
-        ),
-        audio_tower=unmeasured_figure("bytes"),
-        checkpoints=(
-            _reference("google/gemma-4-31B-it", _HUB_QUOTED, _SEEN),
-            _w4a16(
-                "google/gemma-4-31B-it-qat-w4a16-ct",
-                _DEV_README,
-                "2026-08-20",
-                Figure(23.3e9, "bytes", _HUB_QUOTED, _SEEN, note="rounded there"),
-            ),
-            _unquantized("google/gemma-4-31B-it-qat-q4_0-unquantized", _HUB_QUOTED, _SEEN),
-            _gguf(
-                "google/gemma-4-31B-it-qat-q4_0-gguf",
-                _HUB_QUOTED,
-                _SEEN,
-                Figure(17651001568, "bytes", _HUB_QUOTED, _SEEN),
-            ),
-        ),
-    ),
-}
-
-
-def model_for_slot(slot: str) -> Model:
-    """The size that a rig's model slot names ("2b"); ValueError that lists them otherwise."""
-    for model in GEMMA4.values():
-        if model.slot == slot:
-            return model
-    known = ", ".join(model.slot for model in GEMMA4.values())
-    raise ValueError(f"model slot {slot!r} is not known; known: {known}")
-
-
-def checkpoint_for_repo(repo: str) -> tuple[Model, PublishedCheckpoint]:
-    """The size and the entry of a repository id; ValueError when it is not in the table.
-
-    An entry whose `exists` is False is returned as well: the caller can say why it cannot load.
-    """
-    for model in GEMMA4.values():
-        for checkpoint in model.checkpoints:
-            if checkpoint.repo == repo:
-                return model, checkpoint
-    raise ValueError(f"no Gemma 4 checkpoint named {repo!r} is known")
 
 
 # ── knowledge / plan_answer ───────────────────────────────────────────────────────────────────────
@@ -3392,6 +2435,62 @@ def health_of_client(cpu_share: float, loop_lag_p99_ms: float, coalesced: float)
     return health.model_copy(update={"trustworthy": not health.faults()})
 
 
+# ── knowledge / judge_answer ──────────────────────────────────────────────────────────────────────
+# What is asked of the report gate and what it answers: the forms of judge.py and the server.
+#
+# Knows no table, no arithmetic and no program.
+
+JUDGE_BYTES = 16_000_000  # of a question or an answer: the longest report, with all that it hears
+
+
+class SubjectQuestion(ClosedRecord):
+    """What is served, before there is a report on it. Empty and None: nobody knows.
+
+    model: a repository id, 'embedded', or a folder. encoding: of the weights in memory. geometry:
+    of a model that the table lacks, so that it can be judged too. max_model_len: tokens of one
+    conversation. slot: of the hardware, as in a rig's name.
+    """
+
+    model: str = Field(max_length=4096)
+    encoding: ReportWord = "unknown"
+    geometry: Geometry | None = None
+    kv_dtype: KvDtype | None = None
+    max_model_len: int | None = Field(default=None, ge=1)
+    slot: ReportWord = ""
+
+
+class KnownSubject(ClosedRecord):
+    """What the tables make of it. chip: the slot's; of a slot that is in no table, the slot."""
+
+    subject: Subject
+    chip: ReportWord
+
+    @property
+    def is_gemma4(self) -> bool:
+        """Whether the model is a repository of the Gemma 4 table: those alone have a size in it."""
+        return bool(self.subject.size)
+
+
+class JudgeQuestion(ClosedRecord):
+    """Either a subject to be named or a report to be judged."""
+
+    subject: SubjectQuestion | None = None
+    report: BenchReport | None = None
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> JudgeQuestion:
+        if (self.subject is None) == (self.report is None):
+            raise ValueError("asks for a subject or for a report, and for one of them")
+        return self
+
+
+class JudgeAnswer(ClosedRecord):
+    """What was asked for: the subject, or the report with `implied` worked out in every cell."""
+
+    subject: KnownSubject | None = None
+    report: BenchReport | None = None
+
+
 # ── knowledge / probe_report ──────────────────────────────────────────────────────────────────────
 # What a probe report is: closed records of what a served model can do, each with its evidence.
 #
@@ -3567,302 +2666,6 @@ def _first_difference(one: str, two: str) -> str:
         min(len(one), len(two)),
     )
     return f"character {same}"
-
-
-# ── knowledge / report_checks ─────────────────────────────────────────────────────────────────────
-# Whether a report's figures can be true: needed FLOP/s and bytes/s against the chip's peak.
-#
-# Bounds from below only, so that no honest figure is refused; knows no files.
-
-PLAUSIBLE_SHARE = 1.05  # of the peak: two pages of one vendor differ by 5 % on one chip
-CONSISTENT_SHARE = 0.10  # by how much figures of one cell may contradict each other, and for ramp
-# and drain as much again as the streams' share of all requests
-PROMPT_LENGTH_SHARE = 0.05  # by how much the prompts that went out may miss their target
-REFUSED_SHARE = 0.10  # of impossible cells from which on a whole report is no evidence
-
-
-@dataclass(frozen=True, slots=True)
-class ChipPeak:
-    """What the hardware can do at most: TFLOP/s and GB/s of all devices; None where unknown."""
-
-    tflops: float | None
-    gbs: float | None
-
-
-def peak_of_hardware(hardware: BenchHardware, encoding: str) -> ChipPeak:
-    """The peak from the house's table, else from the report's own facts (per device).
-
-    Eight-bit weights may compute at twice the 16-bit rate where the chip has that type. The table's
-    figures for "cpu" are one laptop's and effective, so a CPU has only what the report states.
-    """
-    facts = [hardware.compute_tflops, hardware.bandwidth_gbs]
-    stated = [f.value if f and isinstance(f.value, int | float) else None for f in facts]
-    tflops, gbs = stated
-    chip = ACCELERATORS.get(hardware.chip)
-    if chip is not None and hardware.chip != "cpu":
-        tflops = chip.compute.value if chip.compute.value is not None else tflops
-        gbs = chip.bandwidth.value if chip.bandwidth.value is not None else gbs
-        if tflops is not None and encoding in ("fp8", "int8") and encoding in chip.native_dtypes:
-            tflops *= 2
-    devices = hardware.devices
-    return ChipPeak(tflops and tflops * devices, gbs and gbs * devices)
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectWork:
-    """The least that one token costs. prompt_flops leaves the head out: it runs once a prompt."""
-
-    prompt_flops: float
-    token_flops: float
-    geometry: Geometry | None
-    encoding: str
-    fixed_step_bytes: float | None
-
-    def bytes_per_step(self, streams: int) -> float | None:
-        """Bytes of weights that one decode step for `streams` reads; None: encoding unknown."""
-        if self.geometry is None or self.encoding not in WEIGHT_ENCODINGS:
-            return self.fixed_step_bytes
-        return step_bytes(self.geometry, self.encoding, streams=streams)
-
-    def kv_read(self, context: int, dtype_bytes: float) -> float:
-        """Bytes of cache that one output token reads at least, sliding layers at their window."""
-        if self.geometry is None:
-            return 0.0
-        return kv_bytes(self.geometry, context, 1, dtype_bytes, "ring")
-
-
-def work_of_subject(subject: Subject, *, fast_prefill: bool = False) -> SubjectWork | None:
-    """What a token of the subject costs; None where neither table nor report says.
-
-    2 x active weights each token (multiply and add). fast_prefill: prompts pass only the layers
-    that own keys and values, which an engine may do where the later ones share them.
-    """
-    if subject.size:
-        geometry = GEMMA4[subject.size].geometry
-        owners = dataclasses.replace(
-            geometry, layer_types=geometry.layer_types[: geometry.owners], kv_shared_layers=0
-        )
-        active = _active_weights(geometry)
-        head = parameter_counts(geometry).embed
-        prompt = _active_weights(owners) if fast_prefill else active
-        return SubjectWork(2 * prompt, 2 * (active + head), geometry, subject.encoding, None)
-    if subject.work is None:
-        return None
-    work = subject.work
-    return SubjectWork(work.flops, work.flops, None, subject.encoding, work.step_bytes)
-
-
-def subject_of_model(
-    model: str,
-    encoding: str,
-    geometry: Geometry | None = None,
-    *,
-    kv_dtype: KvDtype | None = None,
-    max_model_len: int | None = None,
-) -> Subject:
-    """The subject of a report on `model`: a repository id, 'embedded', or a folder (its last name).
-
-    Of a model that the table lacks the shape may be given, so that the gate can judge it too.
-    """
-    size, work, label = "", None, ""
-    name = PurePosixPath(model).name if model.startswith("/") else model
-    try:
-        known, checkpoint = checkpoint_for_repo(model)
-        size = next(key for key, value in GEMMA4.items() if value is known)
-        label = checkpoint.label
-        short = f"gemma4-{size.lower() if size in ('E2B', 'E4B') else known.slot}"
-    except ValueError:
-        plain = "smollm2-135m" if model == "embedded" else name.rpartition("/")[2].lower()
-        words = [w[:16] for w in re.split(r"[^a-z0-9.]+", plain) if w][:3]
-        short = "-".join(words) or "model"
-        if geometry is not None and encoding in WEIGHT_ENCODINGS:
-            flops = 2 * _active_weights(geometry)
-            work = TokenWork(flops=flops, step_bytes=step_bytes(geometry, encoding))
-    return Subject.model_validate(
-        {
-            "model": name,
-            "short": f"{short}-{label}" if label else short,
-            "size": size,
-            "encoding": encoding,
-            "kv_dtype": kv_dtype or KvDtype(),
-            "max_model_len": max_model_len,
-            "work": work,
-        }
-    )
-
-
-def _active_weights(geometry: Geometry) -> float:
-    """Weights that a token is multiplied by, without embedding and head."""
-    counts = parameter_counts(geometry)
-    touched = geometry.top_k / geometry.experts if geometry.experts else 0.0
-    return counts.linear - counts.experts + touched * counts.experts + counts.other
-
-
-def implied_work(report: BenchReport, cell: BenchCell) -> ImpliedWork | None:
-    """What the chip must have done for this cell, and each thing that cannot be; None if not ok.
-
-    Needed FLOP/s: requests/s x (prompt x 2 x weights without head + output x 2 x weights), and
-    prompt x 2 x weights within the median ttft. Needed bytes/s: output/s / streams x weights of a
-    step + output/s x least cache, and the weights of a step within the median tpot. Tokens that a
-    prefix cache served cost nothing; with speculative decoding bytes are not judged.
-    """
-    metrics = cell.metrics
-    if metrics is None:
-        return None
-    checks = _contradictions(cell, metrics)
-    resolved = {key.lower(): value for key, value in report.engine.resolved.items()}
-    work = work_of_subject(
-        report.subject, fast_prefill=resolved.get("kv_sharing_fast_prefill") is True
-    )
-    if work is None:
-        return ImpliedWork(checks=checks)
-    peak = peak_of_hardware(report.hardware, report.subject.encoding)
-    flops = _needed_tflops(work, cell, metrics)
-    speculative = any("speculative" in key and value for key, value in resolved.items())
-    gbs = {} if speculative else _needed_gbs(work, cell, metrics, report.subject)
-    shares: list[float | None] = []
-    for needs, most, unit in ((flops, peak.tflops, "TFLOP/s"), (gbs, peak.gbs, "GB/s")):
-        if not needs or not most:
-            shares.append(None)
-            continue
-        share = max(needs.values()) / most
-        shares.append(round(share, 4))
-        for what, need in needs.items():
-            if need / most > PLAUSIBLE_SHARE:
-                checks.append(
-                    f"{what} needs {need:,.0f} {unit}, {need / most:.1f} times the peak of "
-                    f"{report.hardware.devices} x {report.hardware.chip} ({most:,.0f})"
-                )
-    return ImpliedWork(flops_share=shares[0], bytes_share=shares[1], checks=checks)
-
-
-def _prompt_length(cell: BenchCell, metrics: CellMetrics) -> float:
-    """Mean prompt tokens of a request that were not served from the prefix cache."""
-    known = metrics.prompt_tokens
-    length = float(cell.input_tokens)
-    if known is not None:
-        length = known.mean if known.mean is not None else float(known.median or length)
-    if metrics.cached_tokens and metrics.requests_completed:
-        length -= metrics.cached_tokens / metrics.requests_completed
-    return max(length, 0.0)
-
-
-def _output_length(cell: BenchCell, metrics: CellMetrics) -> float | None:
-    """Mean output tokens of a request; None where neither counted nor asked for nor derivable."""
-    known = metrics.completion_tokens
-    if known is not None:
-        return known.mean if known.mean is not None else known.median
-    if metrics.output_tps is not None and metrics.request_rps:
-        return metrics.output_tps / metrics.request_rps
-    return cell.output_tokens
-
-
-def _needed_tflops(work: SubjectWork, cell: BenchCell, metrics: CellMetrics) -> dict[str, float]:
-    prompt, output = _prompt_length(cell, metrics), _output_length(cell, metrics)
-    rate = metrics.request_rps
-    if rate is None and metrics.output_tps is not None and output:
-        rate = metrics.output_tps / output
-    needs = {}
-    if rate is not None:
-        # Of an unknown output there is at least one token.
-        each = prompt * work.prompt_flops + (output or 1) * work.token_flops
-        needs[f"{rate:.4g} requests/s of {prompt:,.0f} tokens"] = rate * each / 1e12
-    ttft = metrics.ttft_ms.median if metrics.ttft_ms else None
-    if ttft:
-        needs[f"a first token after {ttft:.4g} ms of {prompt:,.0f} tokens"] = (
-            prompt * work.prompt_flops / (ttft / 1e3) / 1e12
-        )
-    return needs
-
-
-def _needed_gbs(
-    work: SubjectWork, cell: BenchCell, metrics: CellMetrics, subject: Subject
-) -> dict[str, float]:
-    needs = {}
-    tpot = metrics.tpot_ms.median if metrics.tpot_ms else None
-    one = work.bytes_per_step(1)
-    if tpot and one:
-        needs[f"an output token every {tpot:.4g} ms"] = one / (tpot / 1e3) / 1e9
-    streams = cell.concurrency or (
-        metrics.achieved_concurrency and int(metrics.achieved_concurrency)
-    )
-    step = work.bytes_per_step(streams) if streams else None
-    if metrics.output_tps is not None and streams and step:
-        # Only what the allocator says counts; anything else may have been one byte an element.
-        known = subject.kv_dtype.evidence == "allocator" and subject.kv_dtype.value in (
-            "bf16",
-            "fp16",
-        )
-        cache = work.kv_read(int(_prompt_length(cell, metrics)), 2 if known else 1)
-        needs[f"{metrics.output_tps:,.0f} output tokens/s in {streams} streams"] = (
-            metrics.output_tps * (step / streams + cache) / 1e9
-        )
-    return needs
-
-
-def _contradictions(cell: BenchCell, metrics: CellMetrics) -> list[str]:
-    """Figures of one cell that cannot all be true, whatever the chip."""
-    found = []
-    edge = (cell.concurrency or 0) / metrics.requests_completed if metrics.requests_completed else 0
-    most = 1 + CONSISTENT_SHARE + edge
-    counted = metrics.completion_tokens.mean if metrics.completion_tokens else None
-    if counted and metrics.output_tps is not None and metrics.request_rps:
-        product = metrics.request_rps * counted
-        if not 1 / most <= metrics.output_tps / product <= most:
-            found.append(
-                f"{metrics.output_tps:,.0f} output tokens/s, but requests times length is"
-                f" {product:,.0f}"
-            )
-    tpot = metrics.tpot_ms.mean or metrics.tpot_ms.median if metrics.tpot_ms else None
-    if cell.concurrency and tpot and metrics.output_tps is not None:
-        ceiling = cell.concurrency * 1000 / tpot
-        # Each request's first token is not in tpot; of short outputs it is a large share.
-        length = _output_length(cell, metrics) or 1
-        if length >= 2 and metrics.output_tps > most * ceiling * length / (length - 1):
-            found.append(
-                f"{metrics.output_tps:,.0f} output tokens/s, but {cell.concurrency} streams with "
-                f"{tpot:.4g} ms a token give at most {ceiling:,.0f}"
-            )
-    e2e = metrics.e2e_ms.mean if metrics.e2e_ms else None
-    if cell.concurrency and e2e and metrics.request_rps:
-        held = metrics.request_rps * e2e / 1e3
-        if held > most * cell.concurrency:
-            found.append(f"{held:.1f} requests at once of {cell.concurrency} allowed")
-    prompt = metrics.prompt_tokens.mean if metrics.prompt_tokens else None
-    if prompt and abs(prompt / cell.input_tokens - 1) > PROMPT_LENGTH_SHARE:
-        found.append(f"prompts of {prompt:,.0f} tokens went out, {cell.input_tokens:,} were asked")
-    return found
-
-
-def judged_report(report: BenchReport) -> BenchReport:
-    """The report with `implied` worked out anew in every cell.
-
-    A measured cell that cannot be true becomes a failed one, with the reason; an imported one keeps
-    its figures under the mark, because what others published is itself the fact.
-    """
-    cells = []
-    for cell in report.cells:
-        implied = implied_work(report, cell)
-        update: dict[str, object] = {"implied": implied}
-        if implied is not None and implied.checks and report.run.kind == "measured":
-            reason = f"implausible: {'; '.join(implied.checks)}"[:2000]
-            update |= {"status": "failed", "reason": reason, "metrics": None, "implied": None}
-        cells.append(cell.model_copy(update=update))
-    return report.model_copy(update={"cells": cells})
-
-
-def refusal_of_report(report: BenchReport) -> str:
-    """Why the whole report is no evidence, or '': more than a tenth of its cells cannot be."""
-    judged = [(cell, implied_work(report, cell)) for cell in report.cells]
-    done = [(cell, implied) for cell, implied in judged if implied is not None]
-    bad = [(cell, implied) for cell, implied in done if implied.checks]
-    if len(bad) <= REFUSED_SHARE * len(done):
-        return ""
-    worst, implied = max(bad, key=lambda item: item[1].flops_share or item[1].bytes_share or 0)
-    return (
-        f"{len(bad)} of {len(done)} cells are impossible, so the run measured something else "
-        f"(a prefix cache, or contexts that are not tokens); worst {worst.id}: {implied.checks[-1]}"
-    )
 
 
 # ── knowledge / report_compare ────────────────────────────────────────────────────────────────────
@@ -4701,6 +3504,68 @@ def _only(values: tuple[int | float | bool, ...], what: str) -> int:
     return int(values[0])
 
 
+# ── boundaries / judge_program ────────────────────────────────────────────────────────────────────
+# Runs judge.py, the report gate's own program beside server.py, over one question.
+#
+# The tables of models and chips stand there alone; knows no tool and no folder of reports.
+
+JUDGE_PROGRAM = "judge.py"
+_JUDGE_PATIENCE_S = 20.0  # the longest report takes a few seconds, a usual one that of a Python
+
+
+async def asked_subject(program: Path, question: SubjectQuestion) -> KnownSubject:
+    """What `program` (judge.py) knows of what is served.
+
+    Raises RigError NOT_FOUND where the program is missing, TIMEOUT, or INTERNAL.
+    """
+    answer, said = await _asked_judge(program, JudgeQuestion(subject=question))
+    if answer.subject is None:
+        raise _no_judgement(program, said)
+    return answer.subject
+
+
+async def asked_judgement(program: Path, report: BenchReport) -> BenchReport:
+    """`report` as `program` (judge.py) judges it: `implied` anew in every cell, and of a measured
+    report each cell that cannot be true as a failed one.
+
+    Raises RigError NOT_FOUND where the program is missing, TIMEOUT, or INTERNAL, also where what
+    came back is another report: then nothing was judged.
+    """
+    answer, said = await _asked_judge(program, JudgeQuestion(report=report))
+    judged = answer.report
+    if judged is None:
+        raise _no_judgement(program, said)
+    same_cells = [cell.id for cell in judged.cells] == [cell.id for cell in report.cells]
+    if not same_cells or judged.model_copy(update={"cells": report.cells}) != report:
+        raise _no_judgement(program, "it gave another report back")
+    return judged
+
+
+def _no_judgement(program: Path, said: str) -> RigError:
+    return RigError("INTERNAL", f"{program.name} gave no answer: {said}")
+
+
+async def _asked_judge(program: Path, question: JudgeQuestion) -> tuple[JudgeAnswer, str]:
+    """The program's answer, empty where it gave none, and what it said beside it."""
+    if not program.is_file():
+        raise RigError(
+            "NOT_FOUND", f"{program.name} is not beside server.py", "restore the rig's folder"
+        )
+    done = await run_program(
+        # As a module, because Python keeps no bytecode of scripts.
+        [sys.executable, "-m", program.stem, "--question"],
+        folder=program.parent,
+        timeout_s=_JUDGE_PATIENCE_S,
+        given=question.model_dump_json(exclude_none=True).encode(),
+        output_limit=JUDGE_BYTES,
+    )
+    try:
+        answer = JudgeAnswer.model_validate_json(done.stdout)
+    except ValidationError:
+        answer = JudgeAnswer()
+    return answer, done.stderr.strip()[-300:] or f"it ended with status {done.returncode}"
+
+
 # ── boundaries / llama_api ────────────────────────────────────────────────────────────────────────
 # What llama.cpp's server tells beside its OpenAI-style API: its slots and its properties.
 #
@@ -5152,7 +4017,7 @@ class ProbeEvent(ClosedRecord):
 # ── boundaries / report_store ─────────────────────────────────────────────────────────────────────
 # Where reports lie and how they are read and written: plain names, no links, nothing overwritten.
 #
-# Knows no tool and no chip's peak; the gate's verdicts are worked out in the knowledge section.
+# Knows no tool and no chip's peak; whoever opens a store says what judges the reports that go in.
 
 REPORT_LIMIT = 8_000_000  # bytes; a grid of MOST_CELLS stays below it
 _RUN_ID = re.compile(RUN_ID_PATTERN)
@@ -5160,6 +4025,10 @@ MOST_REPEATS = 999
 # Four numbers that read as an address of another machine; loopback and "any" say nothing.
 FOREIGN_ADDRESS = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w:/.~…-])/(?:[^\s/:'\",]+/)+([^\s/:'\",]+)")
+
+
+# Works out what can be true in a report: judge.py beside a server, the gate itself in the forge.
+ReportJudge = Callable[[BenchReport], Awaitable[BenchReport]]
 
 
 @dataclass(frozen=True)
@@ -5192,10 +4061,12 @@ def checked_report_name(parameter: str, value: str) -> str:
 
 class ReportStore:
     """The benchmarks folders of a rig: each has reports/ and runs/. New ones go into every folder,
-    reading prefers the last (a checkout's copy may have been corrected since)."""
+    reading prefers the last (a checkout's copy may have been corrected since). `judge` is the gate:
+    nothing is written that has not passed it."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, folders: Sequence[Path], judge: ReportJudge) -> None:
         self.folders = tuple(folders)
+        self._judge = judge
 
     def names(self) -> list[str]:
         """The run ids that there are, newest first. Files of another form are left out."""
@@ -5240,15 +4111,16 @@ class ReportStore:
                 found.append(StoredReport(name, None, error.what))
         return found
 
-    def save(
+    async def save(
         self, report: BenchReport, raw: Path | None = None, private: Sequence[str] = ()
     ) -> SavedReport:
         """Write `report` under the first free repeat of its day, with a copy of its raw data.
 
         The gate judges it first. Secrets, addresses, absolute paths and the `private` values are
-        taken out of every text. Raises RigError DENIED where a folder cannot be written.
+        taken out of every text. Raises RigError DENIED where a folder cannot be written, and
+        PARTIAL with the raw data's place where nothing could judge it: then nothing is written.
         """
-        judged = judged_report(report)
+        judged = await self._judged(report, raw)
         for repeat in range(1, MOST_REPEATS + 1):
             name = run_id_of(
                 report.run.date,
@@ -5280,19 +4152,19 @@ class ReportStore:
                 return SavedReport(name, final, tuple(files))
         raise RigError("EXISTS", f"{MOST_REPEATS} runs of this kind on one day")
 
+    async def _judged(self, report: BenchReport, raw: Path | None) -> BenchReport:
+        try:
+            return await self._judge(report)
+        except RigError as error:
+            kept = "" if raw is None else f"; the raw data is kept in {raw}"
+            why = f"no report was written, because nothing could judge it: {error.what}{kept}"
+            raise RigError("PARTIAL", why, error.next_step) from error
+
 
 def report_as_json(report: BenchReport) -> str:
     """The text of a report's file: the schema's order, what is unknown left out."""
     fields = report.model_dump(mode="json", exclude_none=True)
     return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
-
-
-def schema_faults(error: ValidationError) -> list[str]:
-    """A validation error as sentences, without the input that caused it; ten at most."""
-    items = error.errors(include_input=False, include_url=False)
-    return [
-        f"{'.'.join(str(p) for p in item['loc']) or 'report'}: {item['msg']}" for item in items[:10]
-    ]
 
 
 def _by_day_and_repeat(name: str) -> tuple[str, str, int]:
@@ -8188,23 +7060,14 @@ _ENCODING_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
 async def benchmark_frame(
     context: RigContext, instance: Instance, plan: LoadPlan
 ) -> dict[str, Any]:
-    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run."""
+    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run.
+
+    Raises RigError where judge.py, which will have to judge the report, is missing or fails.
+    """
     platform_slot, runtime, slot, _, encoding = [*context.rig.split("-"), *[""] * 5][:5]
     local = platform_slot == "local"
-    settings = context.settings
-    dtype = str(getattr(settings, "dtype", ""))
-    limit = getattr(settings, "max_model_len", None)
-    served = _served(context, instance.model)
-    held = served.encoding if served is not None else ""
-    context_limit = served.context if served is not None else 0
-    subject = subject_of_model(
-        instance.model,
-        # The file's own word before the rig's name: another model may be served in its place.
-        held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
-        served.geometry if served is not None else None,
-        max_model_len=limit if isinstance(limit, int) else context_limit or None,
-    )
-    chip = HARDWARE_SLOTS[slot].chip if slot in HARDWARE_SLOTS else slot
+    known = await _known_subject(context, instance.model, slot, encoding)
+    subject = known.subject
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     tunnel = "//127.0.0.1:" in plan.base_url
     vantage: Vantage = "same host" if local else "tunnel" if tunnel else "unknown"
@@ -8228,7 +7091,7 @@ async def benchmark_frame(
         vantage=vantage,
         goodput_limits=plan.limits,
     )
-    hardware = BenchHardware(slot=slot, chip=chip)
+    hardware = BenchHardware(slot=slot, chip=known.chip)
     records: dict[str, BaseModel] = {
         "run": run,
         "subject": subject,
@@ -8237,6 +7100,24 @@ async def benchmark_frame(
         "workload": workload,
     }
     return {name: record.model_dump(mode="json") for name, record in records.items()}
+
+
+async def _known_subject(context: RigContext, model: str, slot: str, encoding: str) -> KnownSubject:
+    """What judge.py makes of the served model, of its file and of the rig's slots and settings."""
+    dtype = str(getattr(context.settings, "dtype", ""))
+    limit = getattr(context.settings, "max_model_len", None)
+    served = _served(context, model)
+    held = served.encoding if served is not None else ""
+    context_limit = served.context if served is not None else 0
+    question = SubjectQuestion(
+        model=model,
+        # The file's own word before the rig's name: another model may be served in its place.
+        encoding=held or encoding or _ENCODING_OF_DTYPE.get(dtype, dtype or "unknown"),
+        geometry=served.geometry if served is not None else None,
+        max_model_len=limit if isinstance(limit, int) else context_limit or None,
+        slot=slot,
+    )
+    return await asked_subject(context.beside(JUDGE_PROGRAM), question)
 
 
 def _served(context: RigContext, model: str) -> ServedModel | None:
@@ -8512,21 +7393,24 @@ class ReportsToolset(Toolset):
 
 def report_store(context: RigContext) -> ReportStore:
     """The reports of the rig: in its state folder, and in its own folder in a checkout."""
-    return ReportStore(benchmarks_folders(context.paths.state, context.server_file.parent))
+    folders = benchmarks_folders(context.paths.state, context.server_file.parent)
+    return ReportStore(folders, partial(asked_judgement, context.beside(JUDGE_PROGRAM)))
 
 
-def save_report(context: RigContext, report: BenchReport, raw: Path | None = None) -> SavedReport:
+async def save_report(
+    context: RigContext, report: BenchReport, raw: Path | None = None
+) -> SavedReport:
     """Save a finished report under the first free name of its day; the answer has the final one.
 
     report: its run.id may be any repeat of the day, it is chosen anew here. raw: the requests as
     JSON lines, copied beside it with their hash. What the gate finds impossible becomes a failed
-    cell. Raises RigError DENIED where it cannot be written.
+    cell. Raises RigError DENIED where it cannot be written, PARTIAL where it cannot be judged.
     """
     run = report.run.model_copy(update={"rig": report.run.rig or context.rig})
     engine = report.engine.model_copy(update={"server": report.engine.server or context.version})
     complete = report.model_copy(update={"run": run, "engine": engine})
     private = private_setting_values(context.settings)
-    saved = report_store(context).save(complete, raw, private)
+    saved = await report_store(context).save(complete, raw, private)
     context.journal.append("report_saved", report=saved.name, cells=len(saved.report.cells))
     return saved
 
@@ -8611,7 +7495,7 @@ def comparison_outcome(
 # ── toolsets / probe_facts ────────────────────────────────────────────────────────────────────────
 # What is known of the served model before it is probed, and what its report says beside verdicts.
 #
-# Asks the server for its model list and nothing else.
+# Asks the server for its model list, and judge.py where nobody else knows.
 
 _LIMIT_KEYS = ("max_model_len", "context_length", "max_context_length", "context_window")
 _SIGHT_KEYS = ("modalities", "input_modalities", "capabilities")
@@ -8672,11 +7556,11 @@ async def known_facts(context: RigContext, client: ChatClient, instance: Instanc
         limit = getattr(context.settings, "max_model_len", None)
         if type(limit) is int and limit > 0:
             facts.context_limit, facts.limit_source = limit, "MAX_MODEL_LEN"
-    facts.vision, facts.vision_source = _claimed_sight(context, instance, listed)
+    facts.vision, facts.vision_source = await _claimed_sight(context, instance, listed)
     return facts
 
 
-def _claimed_sight(
+async def _claimed_sight(
     context: RigContext, instance: Instance, listed: dict[str, Any]
 ) -> tuple[bool | None, str]:
     """Whether the model claims to see, and who says so; None where nobody says anything."""
@@ -8694,11 +7578,9 @@ def _claimed_sight(
         config = None
     if config is not None:
         return bool(config.get("vision_config")), "its config.json"
-    try:
-        checkpoint_for_repo(instance.model)
-    except ValueError:
-        return None, "nobody says"
-    return True, "every Gemma 4 release has it"
+    question = SubjectQuestion(model=instance.model)
+    known = await asked_subject(context.beside(JUDGE_PROGRAM), question)
+    return (True, "every Gemma 4 release has it") if known.is_gemma4 else (None, "nobody says")
 
 
 # ── toolsets / starts ─────────────────────────────────────────────────────────────────────────────
@@ -8903,7 +7785,7 @@ def deciding_line(log: str) -> str:
 
 _STARTS_SHOWN = 8
 _BAR_WIDTH = 40  # characters
-_BLOCKS = "█▓▒░▞▚"  # one pattern a phase, told apart without colour
+_BLOCKS = "█▓▒░▞▚▤▥"  # one pattern a phase, told apart without colour
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 _PHASE_COLOURS = (
     ("blue", b"\x00\x72\xb2"),
@@ -8912,6 +7794,8 @@ _PHASE_COLOURS = (
     ("purple", b"\xcc\x79\xa7"),
     ("sky blue", b"\x56\xb4\xe9"),
     ("orange", b"\xe6\x9f\x00"),
+    ("yellow", b"\xf0\xe4\x42"),
+    ("black", b"\x00\x00\x00"),
 )
 _WHITE, _GREY = b"\xff\xff\xff", b"\xc8\xc8\xc8"
 _PICTURE_WIDTH, _BAR_HEIGHT, _BAR_GAP = 640, 18, 8  # pixels
@@ -9205,10 +8089,12 @@ BENCHMARK_JOB = "benchmark"
 PROBE_JOB = "probe"
 OPINION_JOB = "opinion"
 _FRAME_FILE = "frame.json"
+_ENDED_FILE = "ended.json"  # how a run ended whose report could not be saved
 _SAVED_FILE = "saved.json"  # there once a run needs no more looking after
 _KEY_VARIABLE = "RIG_MODEL_KEY"  # a key travels in the environment: it stands in no file
 _FOLLOW_EVERY_S = 0.5
 _RUNS_KEPT = 20
+_KILLED: dict[str, Any] = {"missing": "the benchmark was killed", "seconds": 0.0}
 
 
 def planned_load(arguments: dict[str, Any]) -> list[LoadCellPlan]:
@@ -9270,10 +8156,18 @@ class BenchmarkJob:
         except asyncio.CancelledError:
             # What is finished was paid for: it is kept, and the job still ends as cancelled.
             if found.read().cells:
-                seconds = time.monotonic() - begun
-                progress.update(result=self._finish(folder, "the benchmark was cancelled", seconds))
+                seconds, missing = time.monotonic() - begun, "the benchmark was cancelled"
+                with suppress(RigError):  # the result says why there is no report
+                    result = await self._finish(folder, missing, seconds, progress)
+                    progress.update(result=result)
             raise
-        result = self._finish(folder, fault or "the run ended early", time.monotonic() - begun)
+        seconds, missing = time.monotonic() - begun, fault or "the run ended early"
+        try:
+            result = await self._finish(folder, missing, seconds, progress)
+        except RigError as error:
+            again = f"run_{context.vocabulary.get('bench', '')}benchmark(), which saves it first"
+            what = f"{fault}; {error.what}" if fault else error.what
+            raise RigError(error.error_class, what, error.next_step or again) from error
         if fault:
             progress.update(result=result)
             kept = result["report"] or "nothing"
@@ -9303,8 +8197,14 @@ class BenchmarkJob:
             return f"the load generator ended with status {done.returncode}: {last[:300]}"
         return ""
 
-    def _finish(self, folder: Path, missing: str, seconds: float) -> dict[str, Any]:
-        """Make and save the report of what `folder` holds, and mark the run as looked after."""
+    async def _finish(
+        self, folder: Path, missing: str, seconds: float, progress: JobProgress | None = None
+    ) -> dict[str, Any]:
+        """Make and save the report of what `folder` holds, and mark the run as looked after.
+
+        Where it cannot be saved, the run stays as it is for the next salvage, and the job, if there
+        still is one, gets the figures and the reason. Raises that RigError.
+        """
         plan = LoadPlan.model_validate_json((folder / LOAD_PLAN_FILE).read_bytes())
         frame = read_json(folder / _FRAME_FILE) or {}
         save = bool(frame.pop("save_result", True))
@@ -9312,26 +8212,39 @@ class BenchmarkJob:
         report = report_of_load(frame, plan, found, missing, seconds)
         name = ""
         if save and found.cells:
-            saved = save_report(self._context, report, folder / LOAD_RESULTS_FILE)
+            try:
+                saved = await save_report(self._context, report, folder / LOAD_RESULTS_FILE)
+            except RigError as error:
+                if progress is not None:
+                    write_json(folder / _ENDED_FILE, {"missing": missing, "seconds": seconds})
+                    result = {"report": "", "cells": cell_lines(report), "saved": False}
+                    progress.update(result={**result, "unsaved": str(error)})
+                raise
             name, report = saved.name, saved.report
         write_json(folder / _SAVED_FILE, {"report": name, "at": utc_now()})
         self._forget_old()
         return {"report": name, "cells": cell_lines(report), "saved": bool(name)}
 
-    def salvage(self) -> list[str]:
-        """Save what killed runs had measured; returns one sentence for each."""
+    async def salvage(self) -> list[str]:
+        """Save what was measured by runs that were killed, or could not save it themselves; returns
+        one sentence for each. Where nothing can judge one, the others wait as well."""
         notes = []
         for folder in sorted(self._folder.glob(f"{BENCHMARK_JOB}-*")):
             if (folder / _SAVED_FILE).exists() or not self._is_over(folder.name):
                 continue
+            end = "unsaved" if (folder / _ENDED_FILE).exists() else "killed"
+            run = f"the {end} run {folder.name}"
             try:
                 if LoadProgress(folder).read().cells:
-                    name = self._finish(folder, "the benchmark was killed", 0.0)["report"]
-                    notes.append(f"the killed run {folder.name} was saved as {name}")
+                    how = read_json(folder / _ENDED_FILE) or _KILLED
+                    name = (await self._finish(folder, how["missing"], how["seconds"]))["report"]
+                    notes.append(f"{run} was saved as {name}")
                 else:
                     write_json(folder / _SAVED_FILE, {"report": "", "at": utc_now()})
             except (RigError, ValidationError, OSError, KeyError) as error:
-                notes.append(f"the killed run {folder.name} could not be saved: {error}")
+                notes.append(f"{run} could not be saved: {error}")
+                if isinstance(error, RigError) and error.error_class == "PARTIAL":
+                    break
         return notes
 
     def _is_over(self, job_id: str) -> bool:
@@ -9453,7 +8366,7 @@ class BenchmarkToolset(Toolset):
         arguments = benchmark_arguments(given, getattr(self.context.settings, "max_model_len", 0))
         await require_ready(self.context)
         async with held_lock(self.context.paths.state, "benchmark"):
-            notes = self._job.salvage()
+            notes = await self._job.salvage()
             job = self._begin(arguments)
         return benchmark_outcome(await follow_job(self.context, job.id, wait_s, ctx), notes)
 
@@ -10093,6 +9006,7 @@ class PlanDefaults:
     hardware: str = ""
     utilization: float = 0.0
     batched_tokens: int = 0
+    streams: int = 1
 
 
 class PlanningToolset(Toolset):
@@ -10181,7 +9095,7 @@ class PlanningToolset(Toolset):
         its refusal speaks in this rig's own settings. Raises RigError."""
         own = self.rig_defaults()
         own = replace(own, model=model) if model else own
-        return await self.answered(await self._question(own))
+        return await self.answered(await self._question(own, streams=own.streams))
 
     async def refuse_unfit(self, model: str, override: bool = False) -> None:
         """Raise RigError CAPACITY where the rig's own plan of `model` does not fit, with its sum
@@ -10260,14 +9174,15 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
     """What a rig's name and settings say: `<platform>-<runtime>-<hardware>-<model>`, and keys.
 
     Settings win over the name: MODEL_NAME, MAX_MODEL_LEN, DTYPE, KV_CACHE_DTYPE,
-    GPU_MEMORY_UTILIZATION, MAX_NUM_BATCHED_TOKENS, those that the rig has.
+    GPU_MEMORY_UTILIZATION, MAX_NUM_BATCHED_TOKENS, SLOTS, those that the rig has.
     """
     slots = (*context.rig.split("-"), "", "", "", "")[:4]
     settings: Any = context.settings
     kv = str(getattr(settings, "kv_cache_dtype", "auto"))
+    stored = _DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), "")
     return PlanDefaults(
         model=str(getattr(settings, "model_name", "") or slots[3]),
-        encoding=_DTYPE_ENCODINGS.get(str(getattr(settings, "dtype", "")), ""),
+        encoding=stored or str(getattr(settings, "quantization", "")),
         context=int(
             getattr(settings, "max_model_len", 0)
             or getattr(settings, "context_per_slot", 0)
@@ -10278,6 +9193,7 @@ def plan_defaults(context: RigContext) -> PlanDefaults:
         hardware=slots[2],
         utilization=float(getattr(settings, "gpu_memory_utilization", 0.0) or 0.0),
         batched_tokens=int(getattr(settings, "max_num_batched_tokens", 0) or 0),
+        streams=int(getattr(settings, "slots", 1) or 1),
     )
 
 
@@ -11032,7 +9948,8 @@ class DiagnosisToolset(Toolset):
             return self._file("state", self.context.journal.path.name)
         evidence = getattr(self.context.plane, "evidence", None)
         if evidence is not None:
-            return str(await evidence()), "the machine's boot and its container"
+            kind = getattr(self.context.plane, "server_kind", "server")
+            return str(await evidence()), f"the machine's boot and its {kind}"
         finding = await self.context.plane.find()
         known = finding.instance.log if finding.instance is not None else ""
         own = sorted(self.context.paths.logs.glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -12104,10 +11021,14 @@ RIG_VERSION = "0.1.0"
 
 @dataclass(frozen=True)
 class RigCommand:
-    """One more command of a rig's server.py: a line of help, and what runs (`yes`: do not ask)."""
+    """One more command of a rig's server.py: a line of help, and what runs (`yes`: do not ask).
+
+    `undo` is what runs instead with --undo; a command without it has no such option.
+    """
 
     help: str
     run: Callable[[AssembledRig, bool], Coroutine[Any, Any, int]]
+    undo: Callable[[AssembledRig, bool], Coroutine[Any, Any, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -12131,7 +11052,7 @@ class Rig:
     make_runtime: Callable[[Callable[[], RigSettings], RigPaths], Runtime]
     toolsets: Sequence[type[Toolset]]
     runtime_requirements: Sequence[str] = ()
-    programs: Sequence[str] = ("loadgen", "triage", "probe", "plan")
+    programs: Sequence[str] = ("loadgen", "triage", "probe", "plan", "judge")
     off_by_default: Sequence[str] = ()
     commands: Mapping[str, RigCommand] = field(default_factory=dict)
 
@@ -12293,19 +11214,9 @@ def log_redacted() -> None:
 # Made from the live tool list, so they cannot drift; needs nothing outside the rig's own folder.
 
 TOOL_LIST_FILE = "GemmaTools.md"
-# What the skill's mcp/ folder carries: all that is needed to run the server from there.
-_SKILL_CARRIES = (
-    "server.py",
-    "loadgen.py",
-    "triage.py",
-    "probe.py",
-    "plan.py",
-    "boot.py",
-    "launch.py",
-    "tpu.env",
-    "requirements.txt",
-    "requirements-runtime.txt",
-)
+# What the skill's mcp/ folder carries beside the server and its programs: all that running the
+# server from there needs.
+_SKILL_CARRIES = ("launch.py", "tpu.env", "requirements.txt", "requirements-runtime.txt")
 _BUILT_LIST = re.compile(r"(<!-- built: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
 
@@ -12314,7 +11225,8 @@ def rig_documents(rig: AssembledRig) -> dict[str, str]:
     slug = slug_of(rig.rig.name)
     skill = f"skills/{slug}-management"
     documents = {TOOL_LIST_FILE: _tool_list(rig), f"{skill}/SKILL.md": _skill_text(rig, slug)}
-    for name in _SKILL_CARRIES:
+    programs = (f"{name}.py" for name in rig.rig.programs)
+    for name in ("server.py", *programs, *_SKILL_CARRIES):
         source = rig.folder / name
         if source.exists():
             documents[f"{skill}/mcp/{name}"] = source.read_text(encoding="utf-8")
@@ -12488,6 +11400,8 @@ def _parser(rig: Rig) -> argparse.ArgumentParser:
     for name, own in rig.commands.items():
         extra = commands.add_parser(name, help=own.help)
         extra.add_argument("--yes", action="store_true", help="do not ask")
+        if own.undo is not None:
+            extra.add_argument("--undo", action="store_true", help="take back what it made")
     http = commands.add_parser("http", help="serve MCP over HTTP on loopback")
     http.add_argument("--port", type=int, default=8765)
     return parser
@@ -12529,7 +11443,9 @@ def _run_command(rig: AssembledRig, arguments: argparse.Namespace) -> int:
         case "job":
             return asyncio.run(_work(rig, arguments.job_id))
         case name:
-            return asyncio.run(rig.rig.commands[name].run(rig, arguments.yes))
+            own = rig.rig.commands[name]
+            undone = own.undo if own.undo is not None and arguments.undo else own.run
+            return asyncio.run(undone(rig, arguments.yes))
     return 0
 
 
@@ -12615,7 +11531,7 @@ async def _preflight(rig: AssembledRig) -> int:
         name = str(getattr(context.settings, "model_name", ""))
         rows.append((True, "settings", f"tpu.env is good, MODEL_NAME={name}", ""))
     except RigError as error:
-        rows.append((False, "settings", error.what, error.next_step))
+        rows.append((False, "settings", error.what, error.next_step or "correct that value"))
         name = ""
     for need in await context.runtime.needs():
         detail = (
@@ -12646,7 +11562,8 @@ async def _preflight(rig: AssembledRig) -> int:
             await context.plane.check_port(int(getattr(context.settings, "port", 0)))
         rows.append((True, "port", "free, or held by this rig's own server", ""))
     except RigError as error:
-        rows.append((False, "port", error.what, error.next_step))
+        if error.what != rows[0][2]:  # settings at fault are told once
+            rows.append((False, "port", error.what, error.next_step))
     for present, what, detail, remedy in rows:
         missing += not present
         mark = "ok     " if present else "MISSING"
