@@ -6,6 +6,7 @@ Knows shapes only; it lists no name of any person, machine or project.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -53,13 +54,19 @@ def committed_files(root: Path) -> list[Path]:
 def forbidden_faults(files: Iterable[Path], root: Path) -> Iterator[str]:
     """Each place that says something which no committed file may say. The text is not repeated."""
     for path in files:
-        text = _text(path)
-        for what, shape in FORBIDDEN.items():
-            for match in shape.finditer(text):
-                if _MADE_UP.search(match[0]):
-                    continue
-                line = text.count("\n", 0, match.start()) + 1
-                yield f"{path.relative_to(root).as_posix()}:{line}: holds {what}: take it out"
+        for line, what in _forbidden_places(_text(path)):
+            yield f"{path.relative_to(root).as_posix()}:{line}: holds {what}: take it out"
+
+
+@functools.cache  # a rig's skill is a copy of the rig, and most programs are the same in every rig
+def _forbidden_places(text: str) -> list[tuple[int, str]]:
+    """Line and kind of each such thing in a text."""
+    return [
+        (text.count("\n", 0, match.start()) + 1, what)
+        for what, shape in FORBIDDEN.items()
+        for match in shape.finditer(text)
+        if not _MADE_UP.search(match[0])
+    ]
 
 
 def outside_faults(folder: Path, siblings: Sequence[str]) -> Iterator[str]:
@@ -92,20 +99,25 @@ def import_faults(folder: Path) -> Iterator[str]:
         name = path.relative_to(folder).as_posix()
         beside = {other.stem for other in path.parent.glob("*.py")}
         try:
-            tree = ast.parse(_text(path), feature_version=(3, 11))
+            imported = _imported_modules(_text(path))
         except SyntaxError as error:
             yield f"{name}:{error.lineno}: is no Python: restore it"
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or ""] if not node.level else []
-            else:
-                continue
-            for module in modules:
-                if module.partition(".")[0] not in known | beside:
-                    yield f"{name}:{node.lineno}: imports {module}, which no rig carries: drop it"
+        for line, module in imported:
+            if module.partition(".")[0] not in known | beside:
+                yield f"{name}:{line}: imports {module}, which no rig carries: drop it"
+
+
+@functools.cache
+def _imported_modules(text: str) -> list[tuple[int, str]]:
+    """Line and name of each module that a text imports absolutely. Raises SyntaxError."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(text, feature_version=(3, 11))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.append((node.lineno, node.module or ""))
+    return found
 
 
 def lint_faults(folder: Path) -> Iterator[str]:

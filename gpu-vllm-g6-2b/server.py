@@ -6607,7 +6607,7 @@ async def _image_id(aws: Aws, parameter: str, region: str) -> str:
 
 async def _neighbours(aws: Aws, parameter: str, region: str) -> Sequence[str]:
     """The parameters most like it that are there; none where they cannot be read."""
-    folder = parameter.rsplit("/", 3)[0]  # .../x86_64 of .../x86_64/KIND/latest/ami-id
+    folder = parameter.rsplit("/", 3)[0]  # what stands before KIND/latest/ami-id
     leaf = "/".join(parameter.rsplit("/", 2)[1:])
     names: list[str] = []
     token = ""
@@ -9228,7 +9228,7 @@ _BOOT_LOG_S, _BOOT_LOG_LINES, _BOOT_TEXT_LIMIT = 20.0, 4000, 200_000
 # what a program needs to be found and to find its user's files. No other service's tokens.
 _TUNNEL_PASSED = re.compile(
     r"AWS_\w+|(?:HTTPS?|NO|ALL)_PROXY|PATH|HOME|USER|LOGNAME|LANG|LC_\w+|XDG_\w+|TZ|TMPDIR"
-    r"|SSL_CERT_\w+",
+    r"|SSL_CERT_\w+|PYTHONPATH|PYTHONUSERBASE",  # launch.py names the packages' folder so
     re.I,
 )
 

@@ -55,14 +55,14 @@ Nothing is rented. Writes to temporary folders only.
 #  8058 suites / ec2_case: EC2 as the provider of a rented rig's suite: an account on loopback, …
 #  8196 suites / ec2_commands: A rig on EC2 as a command: preflight over every gap, set-up and its …
 #  8458 suites / ec2_orders: What launches on EC2 were sent with: their tags, their disk and …
-#  8560 suites / ec2_machine: A machine on EC2 that serves, looked at from all sides: what it …
-#  8669 suites / ec2_outgoing: What leaves a rig on EC2: no secret in any argument, tag, user …
-#  8827 suites / ec2_story: The story of a rig on EC2 by its tools: find, serve, ask, measure, …
-#  9030 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
-#  9054 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  9192 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
-#  9467 suites / ec2_leaving: How a rig on EC2 leaves: AWS's SDK is no child, so a call hangs in …
-#  9549 suites / gpu_vllm_g6_2b: The suite of gpu-vllm-g6-2b: `python3 -m unittest test_server` in …
+#  8560 suites / ec2_machine: A machine on EC2 that serves, from all sides: what it runs, its GPU, …
+#  8694 suites / ec2_outgoing: What leaves a rig on EC2: no secret in any argument, tag, user …
+#  8852 suites / ec2_story: The story of a rig on EC2 by its tools: find, serve, ask, measure, …
+#  9022 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
+#  9046 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  9184 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
+#  9459 suites / ec2_leaving: How a rig on EC2 leaves: AWS's SDK is no child, so a call hangs in …
+#  9537 suites / gpu_vllm_g6_2b: The suite of gpu-vllm-g6-2b: `python3 -m unittest test_server` in …
 
 from __future__ import annotations
 
@@ -8558,7 +8558,7 @@ class Ec2OrderCase(Ec2Case):
 
 
 # ── suites / ec2_machine ──────────────────────────────────────────────────────────────────────────
-# A machine on EC2 that serves, looked at from all sides: what it runs, its GPU, console, address.
+# A machine on EC2 that serves, from all sides: what it runs, its GPU, console, address, power.
 #
 # It is served once for all of these tests, which leave it as they found it.
 
@@ -8576,6 +8576,10 @@ class Ec2MachineSuite(Ec2OrderCase):
     @classmethod
     def _clean_environment(cls) -> dict[str, str]:
         return {**super()._clean_environment(), "RIG_TOOLSETS": "all"}
+
+    @classmethod
+    def good_settings(cls) -> dict[str, str]:
+        return {**super().good_settings(), "MARKETS": "on-demand"}  # a spot one cannot be stopped
 
     async def asyncTearDown(self) -> None:
         self.host().script()
@@ -8664,6 +8668,27 @@ class Ec2MachineSuite(Ec2OrderCase):
             await self.answer(client, "manage_vllm_docker", action="start")
             await self.ready(client)
             await self.answer(client, "query_gemma4", prompt="hello")
+
+    async def test_a_stopped_machine_boots_again_and_serves(self) -> None:
+        async with self.in_process() as client:
+            host = self.host()
+            end = (host.root / "var/lib/gemma4/end").read_text()
+            stopped = await self.answer(client, "stop_gpu_instance")
+            self.assertIn("start_gpu_instance()", stopped["next_step"])
+            await self.until(lambda: not self.processes("server"), "it was not switched off")
+            self.assertFalse(host.on)
+            status = await self.answer(client, "get_system_status")
+            self.assertNotEqual(status["state"], "ready")
+            self.assertTrue(status["cost"]["billed"], "its disk is billed")
+            await self.refusal(client, "query_gemma4", "NOT_FOUND", prompt="hello")
+            self.assertEqual(len(self.rented()["instances"]), 1)
+            started = await self.answer(client, "start_gpu_instance")
+            self.assertEqual(started["ends_at"], stopped["ends_at"])
+            await self.ready(client)
+            await self.answer(client, "query_gemma4", prompt="hello")
+            self.assertEqual((host.root / "var/lib/gemma4/end").read_text(), end)
+            pulls = [words for words in host.programs() if words[:2] == ["docker", "pull"]]
+            self.assertEqual(len(pulls), 1, "what was pulled lies on its disk")
 
 
 # ── suites / ec2_outgoing ─────────────────────────────────────────────────────────────────────────
@@ -8981,43 +9006,10 @@ class Ec2StorySuite(Ec2OrderCase):
         self.assertIn("labels", text)
         return str(machine["provider_id"])
 
-
-class Ec2PowerSuite(Ec2OrderCase):
-    """A machine on demand can be stopped and started, one that is spot cannot."""
-
-    @classmethod
-    def _clean_environment(cls) -> dict[str, str]:
-        return {**super()._clean_environment(), "RIG_TOOLSETS": "all"}
-
-    async def test_a_stopped_machine_boots_again_and_serves(self) -> None:
-        async with self.in_process() as client:
-            await self.serve(client, market="on-demand", hours=1)
-            host = self.host()
-            end = (host.root / "var/lib/gemma4/end").read_text()
-            stopped = await self.answer(client, "stop_gpu_instance")
-            self.assertIn("start_gpu_instance()", stopped["next_step"])
-            await self.until(lambda: not self.processes("server"), "it was not switched off")
-            self.assertFalse(host.on)
-            status = await self.answer(client, "get_system_status")
-            self.assertNotEqual(status["state"], "ready")
-            self.assertTrue(status["cost"]["billed"], "its disk is billed")
-            await self.refusal(client, "query_gemma4", "NOT_FOUND", prompt="hello")
-            self.assertEqual(len(self.rented()["instances"]), 1)
-            started = await self.answer(client, "start_gpu_instance")
-            self.assertEqual(started["ends_at"], stopped["ends_at"])
-            await self.ready(client)
-            await self.answer(client, "query_gemma4", prompt="hello")
-            self.assertEqual((host.root / "var/lib/gemma4/end").read_text(), end)
-            pulls = [words for words in host.programs() if words[:2] == ["docker", "pull"]]
-            self.assertEqual(len(pulls), 1, "what was pulled lies on its disk")
-            (machine,) = (await self.answer(client, "list_tpu_vm_instances"))["rentals"]
-            await self.destroyed(client, machine)
-            await self.assert_all_gone()
-
     async def test_a_spot_machine_is_not_stopped(self) -> None:
         self.provider().hosts.automatic = False
         self.addCleanup(setattr, self.provider().hosts, "automatic", True)
-        with mock.patch.dict("os.environ", MARKETS="spot"):
+        with mock.patch.dict("os.environ", MARKETS="spot", RIG_TOOLSETS="all"):
             async with self.in_process() as client:
                 machine = await self.created(client)
                 text = await self.refusal(client, "stop_gpu_instance", "INVALID")
@@ -9496,24 +9488,20 @@ class Ec2LeavingSuite(Ec2Case, RentedLeavingSuite):
         """The machine is there: the next server knows it, and asks for no second one."""
         self.provider().hosts.automatic = False
         self.addCleanup(setattr, self.provider().hosts, "automatic", True)
-        for way in (signal.SIGTERM, 0):
-            with self.subTest(way):
-                self.forget_everything()
-                held = CallFault(code="", lost="hold", after=True, times=1)
-                self.cloud.script.faults = [held]
-                with self.server() as server:
-                    self.begin_start(server)
-                    await self.until(self.rented, "nothing was made")
-                    self.leave(server, way)
-                (name,) = self.rented()["instances"]
-                with self.server() as server:
-                    rows = self._listed(server)
-                    self.assertEqual([one["name"] for one in rows], [name])
-                    fault = call_fault(server.call(self.starting_tool, self.starting_arguments))
-                    self.assertTrue(fault.startswith("EXISTS "), fault)
-                    self._destroyed(server, rows[0])
-                self.assertEqual(self.rented(), {})
-                self.assertEqual(len(self.cloud.sent("RunInstances")), 1)
+        self.cloud.script.faults = [CallFault(code="", lost="hold", after=True, times=1)]
+        with self.server() as server:
+            self.begin_start(server)
+            await self.until(self.rented, "nothing was made")
+            self.leave(server, signal.SIGTERM)
+        (name,) = self.rented()["instances"]
+        with self.server() as server:
+            (row,) = self._listed(server)
+            self.assertEqual(row["name"], name)
+            fault = call_fault(server.call(self.starting_tool, self.starting_arguments))
+            self.assertTrue(fault.startswith("EXISTS "), fault)
+            self._destroyed(server, row)
+        self.assertEqual(self.rented(), {})
+        self.assertEqual(len(self.cloud.sent("RunInstances")), 1)
 
     async def test_cancelling_an_order_that_aws_did_not_answer(self) -> None:
         """What it made is found again; the server goes on."""
@@ -9599,7 +9587,7 @@ SUITES = (
     RentedMeasuringSuite,
     RentedDiagnosingSuite,
     Ec2OutgoingSuite,
-    *(Ec2StorySuite, Ec2MachineSuite, Ec2PowerSuite),
+    *(Ec2StorySuite, Ec2MachineSuite),
 )
 
 

@@ -372,6 +372,16 @@ class FollowedTest(Case):
         done = await self.watched()
         self.assertEqual(done["endpoint"], self.plane.address)
         self.assertNotIn("ready", done["seconds"])
+        self.assertGreater(done["seconds"]["compile"], 0, "the phase that it is in is left out")
+
+    async def test_the_marks_that_came_while_it_answered_are_read(self) -> None:
+        expected = {phase: 10.0 for phase in PHASES} | {"ready": 7.0, MACHINE_PHASE: 90.0}
+        self.plane.boots = [booted("weights"), READY]
+        self.assertEqual((await self.watched())["seconds"], expected)
+        for error_class in ("UNREACHABLE", "DENIED"):
+            self.plane.boots = [booted("compile"), RigError(error_class, "not now")]
+            seconds = (await self.watched())["seconds"]
+            self.assertEqual(seconds["weights"], 10.0)
 
     async def test_it_has_an_end(self) -> None:
         self.plane.machines = [machine("pending")]

@@ -87,7 +87,7 @@ async def _image_id(aws: Aws, parameter: str, region: str) -> str:
 
 async def _neighbours(aws: Aws, parameter: str, region: str) -> Sequence[str]:
     """The parameters most like it that are there; none where they cannot be read."""
-    folder = parameter.rsplit("/", 3)[0]  # .../x86_64 of .../x86_64/KIND/latest/ami-id
+    folder = parameter.rsplit("/", 3)[0]  # what stands before KIND/latest/ami-id
     leaf = "/".join(parameter.rsplit("/", 2)[1:])
     names: list[str] = []
     token = ""

@@ -82,7 +82,7 @@ class BootWatch:
                     tried = time.monotonic()
                     address = await self._served(boot.ready)
                     if address:
-                        return self._done(model, address, rental, boot, clock)
+                        return await self._done(model, address, rental, boot, clock)
             await asyncio.sleep(self._plane.watch_every_s)
         raise RigError(
             "TIMEOUT", f"the machine was not ready after {_WATCH_S / 3600:g} h", "analyze_logs()"
@@ -177,18 +177,30 @@ class BootWatch:
             what = f"the {kind} on {machine} is {state}, so it serves nothing until it is started"
             raise RigError("NOT_FOUND", what, start)
 
-    def _done(
+    async def _done(
         self, model: str, address: str, rental: Rental, boot: BootState, clock: StartClock
     ) -> dict[str, Any]:
         """The job's result; the durations are those that the machine's own marks tell."""
         clock.finish()
         self._note_load(True, "")
-        seconds = dict(boot.seconds)
+        seconds = await self._seconds(rental, boot)
         if boot.began_unix:
             seconds = {MACHINE_PHASE: max(0.0, boot.began_unix - rental.created_unix), **seconds}
         with suppress(OSError, RigError):  # a full disk must not turn a served model into a failure
             self.history.add(model, {name: round(value, 1) for name, value in seconds.items()})
         return {"endpoint": address, "model": model, "seconds": seconds}
+
+    async def _seconds(self, rental: Rental, boot: BootState) -> dict[str, float]:
+        """How long each phase took. A server that answers before its boot has said so is read once
+        more, and what the boot then still is in took until now."""
+        if not boot.ready:
+            with suppress(RigError):
+                boot = max(boot, await self._boot(rental), key=lambda one: len(one.seconds))
+        seconds = dict(boot.seconds)
+        for one in boot.phases:
+            if one.state == "running" and one.begin_unix is not None:
+                seconds[one.phase] = max(0.0, time.time() - one.begin_unix)
+        return seconds
 
 
 def _queued_words(rental: Rental | None) -> str:
