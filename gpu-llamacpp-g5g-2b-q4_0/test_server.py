@@ -10,58 +10,64 @@ What this rig shares with gpu-vllm-g6-2b to the letter, that rig's suite tests.
 """
 
 # Contents, by line:
-#   119 suites / fake_aws_host_data: User data as cloud-init takes it: unpacked, its parts told …
-#   213 suites / fake_aws_host_plugin: A stand-in for AWS's session-manager-plugin: carries a …
-#   338 suites / fake_aws_host_units: What systemd does on a fake machine by itself: services, …
-#   637 suites / fake_aws_host_systemd: A stand-in for systemctl and journalctl on a fake machine, …
-#   807 suites / fake_aws_places: Where the fake AWS has what: which zones offer a type, the …
-#   895 suites / fake_aws_world: What all services of the fake AWS share: the script, the clock, …
-#  1153 suites / fake_aws_moto: moto's models and answers for one account of the fake AWS, called …
-#  1364 suites / fake_aws_machine: The machines of the fake AWS's EC2: their states, which take …
-#  1539 suites / fake_aws_launch: A launch in the fake AWS: what refuses it, one machine for one …
-#  1710 suites / fake_aws_ec2: EC2 as the fake AWS answers it: moto's models, and around them what …
-#  1966 suites / fake_aws_services: How each service of the fake AWS is spoken to and words a …
-#  2142 suites / fake_aws_ssm: Systems Manager as the fake AWS answers it: parameters, commands on …
-#  2408 suites / fake_aws_things: What a test does to the fake AWS's account, and what it reads of …
-#  2669 suites / fake_aws: An AWS account on loopback for real boto3 clients: moto's models behind …
-#  2968 suites / fake_aws_host_bucket: `aws s3 sync` and `cp` of a fake machine: between a folder …
-#  3045 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
-#  3218 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
-#  3492 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
-#  3802 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
-#  3923 suites / fake_llama_server: A llama-server that obeys a script: the fake at the edge of a …
-#  4165 suites / fake_aws_host_hub: A model hub for one fake machine: one GGUF file for every …
-#  4287 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
-#  4432 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
-#  4688 suites / program_source: The text of a class, for a program of its own that carries it. …
-#  4698 suites / fake_host_programs: The programs around a fake machine, written into folders for …
-#  5004 suites / fake_aws_host_build: Stand-ins for what a fake machine builds llama.cpp with: …
-#  5178 suites / fake_aws_host_program: The programs of a fake machine on EC2 that ask about it or …
-#  5428 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
-#  5554 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
-#  5587 suites / fake_host_sandbox: A fake machine's folder on this computer: its /, its programs, …
-#  5712 suites / fake_aws_host_machine: One machine of the fake EC2 that really runs: a sandbox …
-#  6017 suites / fake_aws_host: All machines of a fake AWS that really run, and what their user …
-#  6180 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
-#  6517 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
-#  6697 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
-#  6814 suites / bad_input: The attack corpus over every tool and every parameter of the live …
-#  7027 suites / command_line: server.py as a command: what the make targets call goes through the …
-#  7133 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
-#  7234 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
-#  7323 suites / leaving: How the server goes: at once, with the right status, no attached child …
-#  7447 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
-#  7569 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
-#  7642 suites / rented_case: What the suites of every rented rig stand on, whoever rents out its …
-#  7926 suites / ec2_case: EC2 as the provider of a rented rig's suite: an account on loopback, …
-#  8064 suites / ec2_orders: What launches on EC2 were sent with: their tags, their disk and …
-#  8166 suites / ec2_build_case: EC2 as the provider of a rig whose machines build llama-server …
-#  8263 suites / ec2_build_story: The story of a rig whose EC2 machine builds its llama-server: …
-#  8585 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
-#  8609 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
-#  8747 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
-#  9022 suites / ec2_build_shared: The shared suites on a rig whose EC2 machine builds llama- …
-#  9130 suites / gpu_llamacpp_g5g_2b_q4_0: The suite of gpu-llamacpp-g5g-2b-q4_0: `python3 -m …
+#   125 suites / ec2_told: The tests by which the fault matrix of the rigs on EC2 is told, where …
+#   165 suites / fake_aws_host_data: User data as cloud-init takes it: unpacked, its parts told …
+#   259 suites / fake_aws_host_plugin: A stand-in for AWS's session-manager-plugin: carries a …
+#   384 suites / fake_aws_host_units: What systemd does on a fake machine by itself: services, …
+#   683 suites / fake_aws_host_systemd: A stand-in for systemctl and journalctl on a fake machine, …
+#   853 suites / fake_aws_places: Where the fake AWS has what: which zones offer a type, the …
+#   941 suites / fake_aws_world: What all services of the fake AWS share: the script, the clock, …
+#  1199 suites / fake_aws_moto: moto's models and answers for one account of the fake AWS, called …
+#  1410 suites / fake_aws_machine: The machines of the fake AWS's EC2: their states, which take …
+#  1585 suites / fake_aws_launch: A launch in the fake AWS: what refuses it, one machine for one …
+#  1756 suites / fake_aws_ec2: EC2 as the fake AWS answers it: moto's models, and around them what …
+#  2012 suites / fake_aws_services: How each service of the fake AWS is spoken to and words a …
+#  2188 suites / fake_aws_ssm: Systems Manager as the fake AWS answers it: parameters, commands on …
+#  2454 suites / fake_aws_things: What a test does to the fake AWS's account, and what it reads of …
+#  2715 suites / fake_aws: An AWS account on loopback for real boto3 clients: moto's models behind …
+#  3014 suites / fake_aws_host_bucket: `aws s3 sync` and `cp` of a fake machine: between a folder …
+#  3091 suites / fake_docker_keeper: What the daemon of the stand-in for docker does: containers …
+#  3264 suites / fake_docker: A stand-in for docker on a fake machine: its commands, in the texts …
+#  3538 suites / fake_engine: A `transformers serve` that obeys a script: the fake at the edge of …
+#  3848 suites / fake_host_servers: What a fake machine has of this computer: small web servers, …
+#  3969 suites / fake_llama_server: A llama-server that obeys a script: the fake at the edge of a …
+#  4211 suites / fake_aws_host_hub: A model hub for one fake machine: one GGUF file for every …
+#  4333 suites / fake_ssh: A stand-in for ssh: runs the command in a fake machine's sandbox, or …
+#  4478 suites / fake_vllm: A vLLM environment that obeys a script: the fake at the edge of a rig …
+#  4734 suites / fault_matrix: A fault matrix told row by row: the test of each row, or why it has …
+#  4795 suites / ec2_threats: The threats A01 to A50 as a rig on EC2 meets them: the test of each, …
+#  4946 suites / ec2_matrix: The faults of the rigs on EC2, row by row: the test of each, or why …
+#  5223 suites / program_source: The text of a class, for a program of its own that carries it. …
+#  5233 suites / fake_host_programs: The programs around a fake machine, written into folders for …
+#  5539 suites / fake_aws_host_build: Stand-ins for what a fake machine builds llama.cpp with: …
+#  5713 suites / fake_aws_host_program: The programs of a fake machine on EC2 that ask about it or …
+#  5963 suites / raw_stdio: A server process spoken to line by line, for what a proper client …
+#  6089 suites / witness: Witnesses of what really is so on this computer: they ask the system, …
+#  6122 suites / fake_host_sandbox: A fake machine's folder on this computer: its /, its programs, …
+#  6247 suites / fake_aws_host_machine: One machine of the fake EC2 that really runs: a sandbox …
+#  6552 suites / fake_aws_host: All machines of a fake AWS that really run, and what their user …
+#  6715 suites / rig_case: What every suite stands on: a copy of the built rig in a temporary …
+#  7052 suites / answer_faults: One model server, every way in which an answer can go wrong: the …
+#  7232 suites / catalogue: The tool list as clients get it: names, words, hints, schemas, and …
+#  7349 suites / bad_input: The attack corpus over every tool and every parameter of the live …
+#  7562 suites / command_line: server.py as a command: what the make targets call goes through the …
+#  7668 suites / diagnosing: Diagnosis on the rig: its own failed starts, pasted logs, and …
+#  7769 suites / full_disk: A state folder that takes no byte: no intent on the disk, no act; and …
+#  7858 suites / leaving: How the server goes: at once, with the right status, no attached child …
+#  7982 suites / measuring: Measuring on the rig: from run_benchmark to the picture, the plan on …
+#  8104 suites / read_only: RIG_READ_ONLY=1: what changes something is refused at the call, not …
+#  8177 suites / rented_case: What the suites of every rented rig stand on, whoever rents out its …
+#  8461 suites / ec2_case: EC2 as the provider of a rented rig's suite: an account on loopback, …
+#  8613 suites / ec2_orders: What launches on EC2 were sent with: their tags, their disk and …
+#  8715 suites / ec2_build_case: EC2 as the provider of a rig whose machines build llama-server …
+#  8812 suites / ec2_build_story: The story of a rig whose EC2 machine builds its llama-server: …
+#  9128 suites / ec2_fault_case: What the fault matrix of a rig on EC2 stands on: faults on order, …
+#  9285 suites / ec2_build_faults: What a machine that builds its model server on EC2 can meet: …
+#  9358 suites / rented_serving: The shared suites over a model on a rented machine: its answers, …
+#  9382 suites / settings_faults: tpu.env at fault, in every way: the server comes up, says what …
+#  9520 suites / rented_shared: The shared suites on a rented rig: its list, bad input, read-only, …
+#  9795 suites / ec2_build_shared: The shared suites on a rig whose EC2 machine builds llama- …
+#  9903 suites / gpu_llamacpp_g5g_2b_q4_0: The suite of gpu-llamacpp-g5g-2b-q4_0: `python3 -m …
 
 from __future__ import annotations
 
@@ -115,6 +121,46 @@ import psutil
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.types import Tool
+
+# ── suites / ec2_told ─────────────────────────────────────────────────────────────────────────────
+# The tests by which the fault matrix of the rigs on EC2 is told, where several rows name them.
+
+BY_LAUNCHING, BY_BUILDING = "Ec2LaunchFaultSuite", "Ec2BuildFaultSuite"
+BY_ASKING, BY_ENDING = "Ec2AskingFaultSuite", "Ec2EndingFaultSuite"
+BY_RECORD, BY_REACHING = "Ec2RecordFaultSuite", "Ec2ReachingFaultSuite"
+BY_HOSTILE, BY_OUTGOING = "Ec2HostileTextSuite", "Ec2OutgoingSuite"
+BY_ANSWER_FAULTS, BY_BAD_INPUT = "RentedAnswerFaultSuite", "RentedBadInputSuite"
+BY_ATTACKS = f"{BY_BAD_INPUT}.test_every_attack_on_every_string_of_every_tool"
+BY_LAUNCHED = f"{BY_REACHING}.test_what_went_out_with_the_machine"
+BY_AS_DATA = f"{BY_REACHING}.test_what_a_machine_is_told_is_data"
+BY_TOKEN_NOWHERE = f"{BY_OUTGOING}.test_a_canary_in_the_environment_appears_nowhere"
+BY_NO_SECRET = "RentedCatalogueSuite.test_no_tool_takes_a_secret_or_an_address"
+BY_IN_A_CREATE = f"{BY_RECORD}.test_the_server_ends_in_the_middle_of_a_create"
+BY_SHOWN_TEXTS = f"{BY_HOSTILE}.test_the_console_the_log_and_the_model"
+BY_OURS_ALONE = f"{BY_ENDING}.test_only_what_bears_all_three_marks_is_ours"
+BY_UNREAD_LISTS = f"{BY_LAUNCHING}.test_lists_that_cannot_be_read_are_never_empty"
+BY_TWELVE = f"{BY_LAUNCHING}.test_twelve_at_once_from_two_servers_are_one"
+BY_BESIDE_A_SEARCH = f"{BY_LAUNCHING}.test_a_create_beside_a_search_makes_no_twin"
+BY_LOST_AND_DONE = f"{BY_LAUNCHING}.test_a_launch_whose_answer_is_lost_and_that_was_done"
+BY_LOST_AND_NOT_DONE = f"{BY_LAUNCHING}.test_a_launch_whose_answer_is_lost_and_that_was_not_done"
+BY_TWO_ZONES = f"{BY_ASKING}.test_two_zones_out_and_a_poisoned_memory"
+BY_SAME_AGAIN = f"{BY_LAUNCHING}.test_the_same_again_and_with_other_values"
+BY_OTHER_ACCOUNT = f"{BY_ASKING}.test_credentials_of_another_account"
+BY_NEVER_ONLINE = f"{BY_HOSTILE}.test_an_agent_that_is_never_online"
+BY_NOT_REACHED = f"{BY_REACHING}.test_a_machine_that_cannot_be_reached"
+BY_AT_DEADLINE = f"{BY_REACHING}.test_a_command_that_runs_at_the_deadline"
+BY_CUT_SHORT = f"{BY_REACHING}.test_24_000_characters_of_a_command_and_its_end_is_there"
+BY_FAILED_BOOTS = f"{BY_HOSTILE}.test_boots_that_fail_are_told_and_still_end"
+BY_TAKEN_BACK = f"{BY_HOSTILE}.test_taken_back_in_the_middle_of_a_measurement"
+BY_MADE_ANEW = f"{BY_ENDING}.test_made_anew_under_the_same_name"
+BY_STAYS = f"{BY_ENDING}.test_one_that_stays_in_shutting_down"
+BY_LOST_END = f"{BY_ENDING}.test_an_end_whose_answer_is_lost"
+BY_CLOCK = f"{BY_ENDING}.test_a_clock_that_was_put_forward_or_back"
+BY_STRANGER_HERE = f"{BY_REACHING}.test_a_stranger_at_this_end_of_the_tunnel"
+BY_OTHERS_NAME = f"{BY_REACHING}.test_a_name_that_somebody_else_has_now"
+BY_FLOOD = f"{BY_OUTGOING}.test_30_megabytes_of_any_bytes_and_an_endless_line_in_the_log"
+BUILDS_ELSEWHERE = "a machine of this rig builds nothing; the rig that builds tells B01 to B05"
+
 
 # ── suites / fake_aws_host_data ───────────────────────────────────────────────────────────────────
 # User data as cloud-init takes it: unpacked, its parts told apart, its files written.
@@ -4685,6 +4731,495 @@ def _write_wheel(
             archive.writestr(path, text)
 
 
+# ── suites / fault_matrix ─────────────────────────────────────────────────────────────────────────
+# A fault matrix told row by row: the test of each row, or why it has none; and that it holds.
+#
+# A row is told by the tests of a suite that would fail if its promise were broken, by tests of the
+# forge where they need more than a rig, or by the reason why it does not apply. Knows no fault.
+
+# The rows that every rented rig tells: the faults and the threats of this project's own lists.
+MATRIX_NUMBERS = (*(f"D{n:02}" for n in range(1, 57)), *(f"A{n:02}" for n in range(1, 51)))
+
+
+@dataclass(frozen=True)
+class MatrixRow:
+    """`tests` are this suite's (Class.method), `forge` the forge's (module.Class.method); `why` is
+    the reason for a row without any, or a remark."""
+
+    what: str
+    tests: tuple[str, ...] = ()
+    forge: tuple[str, ...] = ()
+    why: str = ""
+
+
+def matrix_row(what: str, *tests: str, why: str = "") -> MatrixRow:
+    """A row by its tests; those of the forge are told from a suite's by how they are named."""
+    forge = tuple(test for test in tests if test.startswith(("test_", "parts.")))
+    return MatrixRow(what, tuple(test for test in tests if test not in forge), forge, why)
+
+
+class FaultMatrixSuite(unittest.TestCase):
+    """The table holds, and tells itself row by row on standard error. A rig's own has its rows."""
+
+    @classmethod
+    def rows(cls) -> Mapping[str, MatrixRow]:
+        """All rows, by their number."""
+        raise NotImplementedError
+
+    @classmethod
+    def numbers(cls) -> list[str]:
+        """The rows that have to be there, in their order."""
+        return list(MATRIX_NUMBERS)
+
+    @classmethod
+    def suites(cls) -> dict[str, Any]:
+        """The classes whose tests run with this one, by name."""
+        listed = getattr(sys.modules[cls.__module__], "SUITES", ())
+        return {suite.__name__: suite for suite in listed}
+
+    def test_every_row_has_its_tests_or_its_reason(self) -> None:
+        rows, suites = self.rows(), self.suites()
+        self.assertEqual(list(rows), self.numbers())
+        for number, row in rows.items():
+            with self.subTest(row=number):
+                self.assertTrue(row.tests or row.forge or row.why, "no test and no reason")
+                self.assertTrue(row.tests or row.why, "why has the rig's suite no test of it?")
+                for test in row.tests:
+                    name, _, method = test.partition(".")
+                    self.assertIn(name, suites, f"{test} does not run in this suite")
+                    self.assertTrue(callable(getattr(suites[name], method, None)), test)
+                told = ", ".join(row.tests) or f"{row.why}{', '.join(('', *row.forge))}"
+                print(f"{number} {row.what}: {told}", file=sys.stderr)
+
+
+# ── suites / ec2_threats ──────────────────────────────────────────────────────────────────────────
+# The threats A01 to A50 as a rig on EC2 meets them: the test of each, or why it has none.
+
+EC2_THREAT_ROWS: Mapping[str, MatrixRow] = {
+    "A01": matrix_row(
+        "arguments to argv",
+        BY_ATTACKS,
+        f"{BY_BAD_INPUT}.test_attacks_within_lists_are_refused_by_name",
+    ),
+    "A02": matrix_row("options in arguments", BY_AS_DATA, BY_ATTACKS),
+    "A03": matrix_row(
+        "names that are paths",
+        BY_ATTACKS,
+        why="every act is by the id that EC2 gave, in one region",
+    ),
+    "A04": matrix_row("the remote shell", BY_AS_DATA),
+    "A05": matrix_row("user data", BY_LAUNCHED, f"{BY_HOSTILE}.test_settings_are_data_too"),
+    "A06": matrix_row("templates", f"{BY_HOSTILE}.test_settings_are_data_too"),
+    "A07": matrix_row(
+        "additional flags",
+        "RentedCatalogueSuite.test_unknown_arguments_are_refused_by_name_in_every_tool",
+        BY_LAUNCHED,
+        why="no tool takes flags",
+    ),
+    "A08": matrix_row(
+        "docker's grants", BY_LAUNCHED, f"{BY_REACHING}.test_every_privilege_has_its_reason"
+    ),
+    "A09": matrix_row(
+        "paths as names",
+        BY_ATTACKS,
+        "parts.test_reports_toolset.TestTools.test_links_are_not_followed",
+    ),
+    "A10": matrix_row(
+        "addresses", BY_NO_SECRET, f"{BY_ANSWER_FAULTS}.test_a_redirect_is_not_followed"
+    ),
+    "A11": matrix_row("the machine's role and metadata", BY_LAUNCHED),
+    "A12": matrix_row("the token in user data", BY_TOKEN_NOWHERE),
+    "A13": matrix_row("the token in arguments", BY_TOKEN_NOWHERE),
+    "A14": matrix_row("the token in a trace", BY_TOKEN_NOWHERE, BY_LAUNCHED),
+    "A15": matrix_row("the token in the chat", BY_NO_SECRET),
+    "A16": matrix_row(
+        "modes of files",
+        f"{BY_RECORD}.test_a_state_folder_that_is_nobody_elses",
+        "Ec2CommandLineSuite.test_the_token_goes_from_its_file_to_the_account",
+    ),
+    "A17": matrix_row(
+        "secrets in errors",
+        f"{BY_HOSTILE}.test_the_words_of_ec2",
+        f"{BY_OUTGOING}.test_a_secret_that_others_say_does_not_pass_through",
+        f"{BY_BAD_INPUT}.test_a_value_that_looks_like_a_secret_never_comes_back",
+    ),
+    "A18": matrix_row(
+        "secrets in reports",
+        BY_TOKEN_NOWHERE,
+        "parts.test_reports_toolset.TestSaving.test_nothing_private_is_written",
+    ),
+    "A19": matrix_row(
+        "orders in a log",
+        BY_SHOWN_TEXTS,
+        "parts.test_diagnosis_toolset.TestHostileLogs."
+        "test_a_model_that_obeys_the_log_changes_nothing_but_its_own_field",
+    ),
+    "A20": matrix_row("orders to the agent", BY_SHOWN_TEXTS, f"{BY_HOSTILE}.test_the_words_of_ec2"),
+    "A21": matrix_row("names and tags of others", f"{BY_HOSTILE}.test_names_and_tags_of_others"),
+    "A22": matrix_row(
+        "floods",
+        BY_FLOOD,
+        BY_CUT_SHORT,
+        f"{BY_ANSWER_FAULTS}.test_an_event_beyond_all_bounds_is_refused",
+    ),
+    "A23": matrix_row(
+        "any bytes",
+        BY_FLOOD,
+        BY_SHOWN_TEXTS,
+        f"{BY_BAD_INPUT}.test_a_lone_surrogate_on_the_wire_reaches_no_tool",
+    ),
+    "A24": matrix_row(
+        "destroying by token alone",
+        f"{BY_ENDING}.test_without_the_token_of_that_very_thing",
+        f"{BY_ENDING}.test_two_of_one_name_are_told_by_their_ids",
+        BY_MADE_ANEW,
+        BY_CLOCK,
+    ),
+    "A25": matrix_row("the wrong account", BY_OTHER_ACCOUNT),
+    "A26": matrix_row("ownership", BY_OURS_ALONE),
+    "A27": matrix_row("whatever serves", BY_OURS_ALONE),
+    "A28": matrix_row(
+        "no end, no budget",
+        BY_LAUNCHED,
+        f"{BY_ASKING}.test_a_place_without_a_price_and_one_over_budget",
+        f"{BY_ENDING}.test_a_stopped_machine_is_an_orphan",
+    ),
+    "A29": matrix_row("twins by repeating", BY_LOST_AND_DONE, BY_LOST_AND_NOT_DONE),
+    "A30": matrix_row("at once", BY_TWELVE, BY_BESIDE_A_SEARCH),
+    "A31": matrix_row("a crash in a create", BY_IN_A_CREATE),
+    "A32": matrix_row(
+        "the client leaves",
+        BY_IN_A_CREATE,
+        "Ec2LeavingSuite.test_a_start_goes_on_without_the_server_that_began_it",
+    ),
+    "A33": matrix_row("clocks", BY_CLOCK),
+    "A34": matrix_row("partitions", BY_NOT_REACHED, BY_UNREAD_LISTS),
+    "A35": matrix_row("streams", f"{BY_ANSWER_FAULTS}.test_a_stream_that_breaks_off"),
+    "A36": matrix_row(
+        "metrics by name",
+        "parts.test_metrics.RecordedTest.test_vllm_s_names",
+        "parts.test_metrics.FormatTest.test_a_name_is_exact",
+        why="held beside a page that a real vLLM wrote",
+    ),
+    "A37": matrix_row("AWS's output", BY_UNREAD_LISTS),
+    "A38": matrix_row("the protocol's own line", BY_FLOOD),
+    "A39": matrix_row("TLS", why="the model is reached at loopback; the SDK does its own"),
+    "A40": matrix_row(
+        "open ports",
+        BY_LAUNCHED,
+        f"{BY_ASKING}.test_a_group_that_somebody_opened_or_that_is_somebody_elses",
+    ),
+    "A41": matrix_row("an API key", why="the server listens on the machine's loopback alone"),
+    "A42": matrix_row(
+        "unsafe weights",
+        BY_LAUNCHED,
+        "parts.test_vllm_docker.ServeTest.test_only_hub_ids_are_served",
+    ),
+    "A43": matrix_row("supply chain", BY_LAUNCHED),
+    "A44": matrix_row("docker's socket", BY_LAUNCHED),
+    "A45": matrix_row(
+        "files that start programs",
+        "test_check.ManifestRuleTests.test_server_keys_and_starts",
+        why="they are written by the build",
+    ),
+    "A46": matrix_row(
+        "read-only",
+        "RentedReadOnlySuite.test_in_process_in_both_modes",
+        "RentedReadOnlySuite.test_over_stdio",
+    ),
+    "A47": matrix_row("HTTP", why="the server speaks stdio and nothing else"),
+    "A48": matrix_row("an address of somebody else", BY_OTHERS_NAME, BY_STRANGER_HERE),
+    "A49": matrix_row(
+        "shared state files",
+        f"{BY_RECORD}.test_a_state_folder_that_is_nobody_elses",
+        BY_TWO_ZONES,
+    ),
+    "A50": matrix_row(
+        "false success",
+        BY_STAYS,
+        BY_LOST_END,
+        f"{BY_HOSTILE}.test_a_console_that_says_ready_makes_nothing_ready",
+    ),
+}
+
+
+# ── suites / ec2_matrix ───────────────────────────────────────────────────────────────────────────
+# The faults of the rigs on EC2, row by row: the test of each, or why it has none; and the table.
+#
+# D01 to D56 are those of every rented rig, I01 to I25 what EC2 does besides, B01 to B05 what a
+# machine that builds can meet. Knows no fault.
+
+EC2_FAULT_ROWS: Mapping[str, MatrixRow] = {
+    "D01": matrix_row(
+        "no plugin, no SDK",
+        f"{BY_REACHING}.test_no_tunnel_where_the_agent_is_offline_or_the_plugin_is_gone",
+        "parts.test_aws_refusals.UnansweredTest.test_a_missing_sdk_says_how_to_install_it",
+    ),
+    "D02": matrix_row(
+        "credentials end in a search",
+        f"{BY_ASKING}.test_credentials_that_expire_in_the_middle_of_a_search",
+        f"{BY_ASKING}.test_credentials_that_expired",
+    ),
+    "D03": matrix_row(
+        "403",
+        f"{BY_ASKING}.test_a_permission_is_no_fault_of_its_zone",
+        f"{BY_ENDING}.test_an_end_that_may_not_be_ordered",
+    ),
+    "D04": matrix_row(
+        "quota",
+        f"{BY_ASKING}.test_a_quota_shuts_its_region",
+        f"{BY_ASKING}.test_no_quota_at_all_asks_nowhere",
+    ),
+    "D05": matrix_row(
+        "launch without an answer",
+        BY_LOST_AND_DONE,
+        BY_LOST_AND_NOT_DONE,
+        f"{BY_LAUNCHING}.test_a_searched_one_whose_answer_is_lost_is_the_only_one",
+        f"{BY_LAUNCHING}.test_a_launch_that_comes_to_life_after_it_was_given_up",
+    ),
+    "D06": matrix_row(
+        "launch fails after it was done",
+        f"{BY_LAUNCHING}.test_a_launch_that_fails_after_it_was_done",
+        f"{BY_LAUNCHING}.test_a_searched_one_that_failed_and_shows_late_is_the_only_one",
+    ),
+    "D07": matrix_row(
+        "seen late", f"{BY_LAUNCHING}.test_a_machine_that_shows_late_stops_every_other"
+    ),
+    "D08": matrix_row(
+        "cleaning up fails",
+        f"{BY_ENDING}.test_a_search_whose_machine_does_not_go_is_told_by_its_name",
+        BY_LOST_END,
+    ),
+    "D09": matrix_row("the same create", BY_SAME_AGAIN),
+    "D10": matrix_row("creates at once", BY_TWELVE, BY_BESIDE_A_SEARCH),
+    "D11": matrix_row("other parameters", BY_SAME_AGAIN),
+    "D12": matrix_row("a namesake", f"{BY_ASKING}.test_a_namesake", BY_OTHERS_NAME),
+    "D13": matrix_row("stockouts", BY_TWO_ZONES),
+    "D14": matrix_row("a page in the place of an answer", BY_UNREAD_LISTS),
+    "D15": matrix_row("an answer that breaks off", BY_UNREAD_LISTS),
+    "D16": matrix_row(
+        "things that cannot be read",
+        BY_UNREAD_LISTS,
+        "parts.test_ec2_plane.CensusTest."
+        "test_a_thing_that_cannot_be_read_is_told_and_hides_no_other",
+    ),
+    "D17": matrix_row("bytes that are no text", BY_SHOWN_TEXTS, BY_FLOOD),
+    "D18": matrix_row(
+        "endless output",
+        BY_CUT_SHORT,
+        BY_FLOOD,
+        why="no program prints here: AWS answers in pages, and a machine in 24,000 characters",
+    ),
+    "D19": matrix_row("a prompt", why="the SDK asks nobody; the tunnel's program has no input"),
+    "D20": matrix_row(
+        "an answer that never comes",
+        BY_LOST_AND_DONE,
+        "Ec2LeavingSuite.test_in_the_middle_of_an_order_that_aws_took_and_did_not_answer",
+        why="there is no program to end: a call hangs in a thread of the server",
+    ),
+    "D21": matrix_row(
+        "refused",
+        f"{BY_REACHING}.test_a_server_that_is_down_on_a_machine_that_is_up",
+        BY_NOT_REACHED,
+    ),
+    "D22": matrix_row("no way there", BY_NOT_REACHED),
+    "D23": matrix_row("names and TLS", why="the model is reached at loopback, through a session"),
+    "D24": matrix_row(
+        "another service answers",
+        BY_STRANGER_HERE,
+        f"{BY_ANSWER_FAULTS}.test_a_page_instead_of_a_stream",
+    ),
+    "D25": matrix_row("401, 403", f"{BY_ANSWER_FAULTS}.test_every_request_is_refused"),
+    "D26": matrix_row("429", f"{BY_ANSWER_FAULTS}.test_every_request_is_refused"),
+    "D27": matrix_row("5xx", f"{BY_ANSWER_FAULTS}.test_every_request_is_refused"),
+    "D28": matrix_row("a stream breaks off", f"{BY_ANSWER_FAULTS}.test_a_stream_that_breaks_off"),
+    "D29": matrix_row("a stream stalls", f"{BY_ANSWER_FAULTS}.test_a_stream_that_stalls"),
+    "D30": matrix_row(
+        "odd events",
+        f"{BY_ANSWER_FAULTS}.test_events_without_choices",
+        f"{BY_ANSWER_FAULTS}.test_an_answer_cut_into_single_bytes",
+        f"{BY_ANSWER_FAULTS}.test_an_event_of_5_megabytes_is_an_event",
+    ),
+    "D31": matrix_row(
+        "an error in a stream", f"{BY_ANSWER_FAULTS}.test_an_error_within_the_stream"
+    ),
+    "D32": matrix_row(
+        "odd metrics",
+        "parts.test_metrics.FormatTest.test_nan_and_infinity_are_absent_and_not_0",
+        "parts.test_metrics.FormatTest.test_random_damage_never_raises_and_never_invents",
+        why="needs a scripted page",
+    ),
+    "D33": matrix_row(
+        "endless metrics",
+        "parts.test_metrics.ClientTest.test_an_endless_page_is_left_when_it_is_long_enough",
+        "parts.test_metrics.ClientTest.test_a_compressed_page_is_not_unfolded",
+        why="needs a scripted page",
+    ),
+    "D34": matrix_row(
+        "cancelled create",
+        f"{BY_RECORD}.test_a_cancelled_call_is_settled_by_the_next",
+        f"{BY_ENDING}.test_a_search_is_ended_and_what_it_asked_for_with_it",
+        "Ec2LeavingSuite.test_cancelling_an_order_that_aws_did_not_answer",
+    ),
+    "D35": matrix_row("end of input", BY_IN_A_CREATE),
+    "D36": matrix_row(
+        "SIGTERM",
+        "Ec2LeavingSuite.test_in_the_middle_of_an_order_that_aws_took_and_did_not_answer",
+    ),
+    "D37": matrix_row(
+        "SIGKILL at any point",
+        BY_IN_A_CREATE,
+        "test_ec2_story.KilledStoryTests.test_killed_at_every_step_from_the_search_to_the_end",
+        "test_ec2_story.KilledStoryTests.test_killed_between_the_intent_and_the_launch",
+        "parts.test_sweep.KilledAnywhereTest."
+        "test_a_killed_sweep_has_written_down_what_lives_and_the_next_settles_it",
+    ),
+    "D38": matrix_row(
+        "no journal",
+        f"{BY_RECORD}.test_no_journal_no_machine",
+        "RentedFullDiskSuite.test_the_disk_is_full",
+    ),
+    "D39": matrix_row(
+        "a damaged journal",
+        f"{BY_RECORD}.test_what_half_a_record_tells",
+        f"{BY_RECORD}.test_a_damaged_search_hides_no_machine",
+    ),
+    "D40": matrix_row("a wrong clock", BY_CLOCK),
+    "D41": matrix_row("a late grant", why="EC2 gives a machine at once or refuses; nothing queues"),
+    "D42": matrix_row(
+        "taken back", BY_TAKEN_BACK, f"{BY_ENDING}.test_the_spot_machine_is_taken_back"
+    ),
+    "D43": matrix_row("gone already", f"{BY_ENDING}.test_terminated_behind_our_back"),
+    "D44": matrix_row("still ending", BY_STAYS),
+    "D45": matrix_row("ended and running", BY_LOST_END),
+    "D46": matrix_row("made anew since", BY_MADE_ANEW),
+    "D47": matrix_row("the agent is offline", BY_NOT_REACHED, BY_NEVER_ONLINE),
+    "D48": matrix_row("SSM cuts its output", BY_CUT_SHORT),
+    "D49": matrix_row("SSM at the deadline", BY_AT_DEADLINE),
+    "D50": matrix_row(
+        "the boot fails", BY_FAILED_BOOTS, "RentedDiagnosingSuite.test_a_failed_start_is_explained"
+    ),
+    "D51": matrix_row(
+        "the secret store", f"{BY_HOSTILE}.test_a_secret_that_is_not_to_be_had_is_not_made_anew"
+    ),
+    "D52": matrix_row(
+        "an odd token",
+        f"{BY_HOSTILE}.test_a_token_with_a_line_end_an_empty_one_and_what_is_none",
+    ),
+    "D53": matrix_row("no price", f"{BY_ASKING}.test_a_place_without_a_price_and_one_over_budget"),
+    "D54": matrix_row("a poisoned cache", BY_TWO_ZONES),
+    "D55": matrix_row("two rigs in a zone", BY_OURS_ALONE),
+    "D56": matrix_row(
+        "hostile answers",
+        BY_SHOWN_TEXTS,
+        f"{BY_ANSWER_FAULTS}.test_an_answer_of_3_megabytes_comes_out_bounded",
+    ),
+}
+
+EC2_OWN_ROWS: Mapping[str, MatrixRow] = {
+    "I01": matrix_row("two zones out", BY_TWO_ZONES),
+    "I02": matrix_row(
+        "spot refused, on demand had",
+        f"{BY_ASKING}.test_spot_is_refused_everywhere_and_on_demand_is_had",
+    ),
+    "I03": matrix_row("quota zero", f"{BY_ASKING}.test_no_quota_at_all_asks_nowhere"),
+    "I04": matrix_row(
+        "profile not visible yet", f"{BY_ASKING}.test_a_profile_that_is_not_visible_yet"
+    ),
+    "I05": matrix_row(
+        "interrupted", BY_TAKEN_BACK, f"{BY_ENDING}.test_the_spot_machine_is_taken_back"
+    ),
+    "I06": matrix_row("terminated behind our back", f"{BY_ENDING}.test_terminated_behind_our_back"),
+    "I07": matrix_row("agent never online", BY_NEVER_ONLINE, BY_NOT_REACHED),
+    "I08": matrix_row("build fails", why=BUILDS_ELSEWHERE),
+    "I09": matrix_row("disk full", BY_FAILED_BOOTS),
+    "I10": matrix_row("SSM cut at 24,000 characters", BY_CUT_SHORT),
+    "I11": matrix_row("SSM command running at the deadline", BY_AT_DEADLINE),
+    "I12": matrix_row(
+        "answer of a launch lost, done",
+        BY_LOST_AND_DONE,
+        f"{BY_LAUNCHING}.test_a_searched_one_whose_answer_is_lost_is_the_only_one",
+    ),
+    "I13": matrix_row("answer of a launch lost, not done", BY_LOST_AND_NOT_DONE),
+    "I14": matrix_row(
+        "IdempotentParameterMismatch", f"{BY_LAUNCHING}.test_a_token_that_stands_for_another_order"
+    ),
+    "I15": matrix_row("throttled", f"{BY_LAUNCHING}.test_throttled"),
+    "I16": matrix_row(
+        "credentials over, or another account's",
+        f"{BY_ASKING}.test_credentials_that_expired",
+        f"{BY_ASKING}.test_credentials_that_expire_in_the_middle_of_a_search",
+        BY_OTHER_ACCOUNT,
+    ),
+    "I17": matrix_row(
+        "others' machines that look like ours",
+        BY_OURS_ALONE,
+        f"{BY_HOSTILE}.test_names_and_tags_of_others",
+    ),
+    "I18": matrix_row("a namesake", f"{BY_ASKING}.test_a_namesake"),
+    "I19": matrix_row("a token for one that was made anew", BY_MADE_ANEW),
+    "I20": matrix_row("stays in shutting-down", BY_STAYS),
+    "I21": matrix_row(
+        "a volume that hangs on nothing",
+        f"{BY_ENDING}.test_a_volume_that_hangs_on_nothing_is_an_orphan",
+    ),
+    "I22": matrix_row("a stopped machine", f"{BY_ENDING}.test_a_stopped_machine_is_an_orphan"),
+    "I23": matrix_row("AMI parameter gone", f"{BY_ASKING}.test_an_image_whose_parameter_is_gone"),
+    "I24": matrix_row("no default subnet", f"{BY_ASKING}.test_a_zone_without_a_default_subnet"),
+    "I25": matrix_row(
+        "security group opened",
+        f"{BY_ASKING}.test_a_group_that_somebody_opened_or_that_is_somebody_elses",
+    ),
+}
+
+
+# What is the same to the letter on both rigs, the suite of gpu-vllm-g6-2b tells.
+EC2_BUILD_ROWS: Mapping[str, MatrixRow] = {
+    "I08": matrix_row("build fails", f"{BY_BUILDING}.test_builds_that_fail_are_told_and_still_end"),
+    "B01": matrix_row(
+        "the compiler refuses", f"{BY_BUILDING}.test_builds_that_fail_are_told_and_still_end"
+    ),
+    "B02": matrix_row(
+        "the disk is full", f"{BY_BUILDING}.test_builds_that_fail_are_told_and_still_end"
+    ),
+    "B03": matrix_row(
+        "the source is not to be had",
+        f"{BY_BUILDING}.test_a_source_that_is_not_to_be_had_or_is_another",
+    ),
+    "B04": matrix_row(
+        "another GPU", f"{BY_BUILDING}.test_another_gpu_is_told_before_anything_is_built"
+    ),
+    "B05": matrix_row(
+        "a compiler is killed for memory",
+        f"{BY_BUILDING}.test_builds_that_fail_are_told_and_still_end",
+    ),
+}
+
+
+class Ec2MatrixSuite(FaultMatrixSuite):
+    """The table of the rig whose machine serves a container."""
+
+    @classmethod
+    def rows(cls) -> Mapping[str, MatrixRow]:
+        return {**EC2_FAULT_ROWS, **EC2_THREAT_ROWS, **EC2_OWN_ROWS}
+
+    @classmethod
+    def numbers(cls) -> list[str]:
+        return [*MATRIX_NUMBERS, *(f"I{n:02}" for n in range(1, 26))]
+
+
+class Ec2BuildMatrixSuite(FaultMatrixSuite):
+    """The table of the rig whose machine builds its server: what it can meet besides."""
+
+    @classmethod
+    def rows(cls) -> Mapping[str, MatrixRow]:
+        return EC2_BUILD_ROWS
+
+    @classmethod
+    def numbers(cls) -> list[str]:
+        return ["I08", *(f"B{n:02}" for n in range(1, 6))]
+
+
 # ── suites / program_source ───────────────────────────────────────────────────────────────────────
 # The text of a class, for a program of its own that carries it. Knows nothing of the class.
 
@@ -8060,6 +8595,20 @@ class Ec2Case(RentedCase):
     def hosts(self) -> ScriptedAwsHosts:
         return self.provider().hosts
 
+    def tunnels(self) -> list[psutil.Process]:
+        """The programs that carry a port to one of this case's machines, from the process table:
+        they get no more of the environment than they need, and no witness knows them by it."""
+        plugin, found = str(self.provider().bin / self.provider().programs[0]), []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if plugin in one.cmdline():
+                    found.append(one)
+        return found
+
+    async def assert_all_gone(self) -> None:
+        await super().assert_all_gone()
+        await self.until(lambda: not self.tunnels(), "a tunnel was left")
+
 
 # ── suites / ec2_orders ───────────────────────────────────────────────────────────────────────────
 # What launches on EC2 were sent with: their tags, their disk and network, what the machine boots.
@@ -8563,12 +9112,6 @@ class Ec2BuildBucketSuite(Ec2BuildCase):
         self.assertEqual(told["sha256"], hashlib.sha256(kept[program]).hexdigest())
         self.assertEqual(len(self.engine.starts()), 3)
 
-    async def test_a_bucket_that_is_not_there_costs_the_build_and_no_more(self) -> None:
-        async with self.in_process() as client:
-            host = await self._life(client)
-        self.assertIn("NoSuchBucket", host.console())
-        self.assertEqual(self.built(host), 1)
-
     async def _life(self, client: Client) -> FakeAwsHost:
         """A machine from its creation to an answer to its end."""
         machine = await self.created(client)
@@ -8580,6 +9123,236 @@ class Ec2BuildBucketSuite(Ec2BuildCase):
         await self.destroyed(client, machine)
         await self.assert_all_gone()
         return host
+
+
+# ── suites / ec2_fault_case ───────────────────────────────────────────────────────────────────────
+# What the fault matrix of a rig on EC2 stands on: faults on order, others' things, a census.
+#
+# An EC2 case with shorter patience, whose every test ends with the same questions: what is rented,
+# is
+# all of it tagged and does it end by itself, was anything of others touched. Knows no fault.
+
+# Two zones of one region and one of another, in the order in which they are wished.
+FIRST, SECOND, FAR = "us-east-1a", "us-east-1b", "us-east-2a"
+SOMEBODY_ELSE = {"managed-by": "gemma4-rigs", "owner": "somebody-else"}
+# Workers that give up and look again after seconds, not after minutes.
+_HASTY_EC2 = """
+server.HostedServing.watch_every_s = 0.2
+server.RIG.make_plane.look_every_s = 0.2
+server.RIG.make_plane.settle_s = 1.0
+server.RIG.make_plane.gone_s = 0.5
+server._LAUNCH_S = 2.0
+server._SEEN_S = 0.5
+server._RETRY_PAUSE_S = 0.2
+server.ROUND_PATIENCE_S = (1.0, 2.0, 3.0, 4.0)
+server.VALID_MARGIN_S = 0.0
+server.MACHINE_FRESH_S = 0.3
+"""
+
+
+class Ec2FaultCase(Ec2OrderCase):
+    """An EC2 case with an account that goes wrong on order, and with shorter patience."""
+
+    server_name = "hasty.py"
+    boots: ClassVar[bool] = True  # False: what is rented only stands there
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.provider().hosts.automatic = cls.boots
+        cls.write_runner("hasty.py", _HASTY_EC2)
+
+    @classmethod
+    def good_settings(cls) -> dict[str, str]:
+        return {**super().good_settings(), "ZONES": ",".join((FIRST, SECOND, FAR))}
+
+    async def asyncTearDown(self) -> None:
+        self.assertEqual(self.cloud.harmed(), [], "a machine of others was touched")
+        await super().asyncTearDown()
+
+    async def asyncSetUp(self) -> None:
+        await super().asyncSetUp()
+        self.few_regions()
+
+    def few_regions(self) -> None:
+        """The account has enabled only what these tests ask, or every census asks six."""
+        self.cloud.script.regions = ("us-east-1", "us-east-2")
+
+    @contextlib.contextmanager
+    def patience(self, **seconds: float) -> Iterator[None]:
+        """In this process, waits that are only so long: the plane's (create_s, read_back_s ...),
+        and those of the whole server, by their names (_LAUNCH_S ...)."""
+        with contextlib.ExitStack() as stack:
+            for name, value in seconds.items():
+                where = self.module.RIG.make_plane if name.islower() else self.module
+                stack.enter_context(mock.patch.object(where, name, value))
+            yield
+
+    # Asking
+
+    async def search(
+        self, client: Client, *zones: str, wait: bool = True, **more: Any
+    ) -> dict[str, Any]:
+        """A search over `zones`, followed to its end."""
+        begun = await self.answer(client, "find_tpu_vm", zones=list(zones), **more)
+        return await self.finished(client, begun["job_id"]) if wait else begun
+
+    def out_of(self, *zones: str, **more: Any) -> None:
+        """From now on these zones are sold out."""
+        self.cloud.script.faults += [CallFault(zone=zone, **more) for zone in zones]
+
+    # Things of others
+
+    def planted(self, name: str, tags: Mapping[str, str], zone: str = FIRST) -> str:
+        """The id of a running machine that this installation did not make."""
+        return self.cloud.put_machine(zone, name, tags=tags)
+
+    def our_tags(self, **more: str) -> dict[str, str]:
+        """The three marks of this installation, with others in the place of some."""
+        mine = self.assembled().context
+        marks = {"managed-by": "gemma4-rigs", "rig": mine.rig, "owner": mine.owner}
+        return {**marks, **more}
+
+    # Witnesses
+
+    def asked(self) -> list[str]:
+        """The zone of each launch that reached EC2, in order."""
+        return [self._zone(one) for one in self.orders()]
+
+    def asked_as(self) -> list[tuple[str, str]]:
+        """The zone of each, and how it was to be rented."""
+        return [(self._zone(one), one.market) for one in self.orders()]
+
+    def _zone(self, order: SentOrder) -> str:
+        wanted = order.given["NetworkInterface.1.SubnetId"]
+        with self.cloud.lock:
+            subnets = self.cloud.ec2.model(order.region).subnets
+            return str(next(zone for zone, known in subnets.items() if wanted in known))
+
+    def ends(self) -> list[str]:
+        """The machine of each order to end one."""
+        return [one.parameters["InstanceId.1"] for one in self.cloud.sent("TerminateInstances")]
+
+    def ours(self) -> list[FakeMachine]:
+        """The machines that a rig launched and that still cost."""
+        return [one for one in self.cloud.machines() if not one.foreign]
+
+    def ours_alone(self) -> FakeMachine:
+        """The one machine that a rig launched."""
+        (machine,) = self.ours()
+        return machine
+
+    def assert_marked(self, number: int) -> None:
+        """There are so many machines of this rig; each, and its disk, bears its tags since its
+        launch, a timer on it ends it, and its shutdown terminates it."""
+        ours = self.ours()
+        self.assertEqual(len(ours), number, [one.id for one in ours])
+        for one in ours:
+            self.assert_machine_marked(one)
+
+    def assert_machine_marked(self, machine: FakeMachine, where: str = "") -> None:
+        """All that `assert_marked` wants of one of them."""
+        tags = machine.tags
+        self.assertEqual(tags["managed-by"], "gemma4-rigs", where)
+        self.assertEqual(tags["rig"], self.module.RIG.name, where)
+        self.assertTrue(tags["owner"] and tags["intent"], tags)
+        self.assertGreater(int(tags["expires"]), self.cloud.world.now, where)
+        self.assertEqual(machine.model.instance_initiated_shutdown_behavior, "terminate", where)
+        (hook,) = (
+            one.text.decode()
+            for one in user_data_parts(machine.user_data)
+            if one.kind == "cloud-boothook"
+        )
+        self.assertRegex(hook, r"end=\$\(\(now \+ [0-9]+\)\)", where)
+        self.assertIn("ExecStart=/sbin/shutdown -P now", hook, where)
+        with self.cloud.lock:
+            blocks = list(machine.model.block_device_mapping.values())
+            self.assertTrue(blocks, where)
+            for block in blocks:
+                self.assertTrue(block.delete_on_termination, where)
+                volume = self.cloud.moto.ec2(machine.region).volumes[block.volume_id]
+                marks = {one["key"]: one["value"] for one in volume.get_tags()}
+                self.assertEqual(marks["intent"], tags["intent"], where)
+                self.assertTrue(volume.encrypted, where)
+
+    async def assert_none_left(self, *pids: int) -> None:
+        """None of these processes is there any more."""
+        await self.until(
+            lambda: not any(psutil.pid_exists(pid) for pid in pids), "a process was left"
+        )
+
+
+# ── suites / ec2_build_faults ─────────────────────────────────────────────────────────────────────
+# What a machine that builds its model server on EC2 can meet: compiler, disk, source, GPU.
+#
+# Each is told by the line that decides, in the wait, in the build's progress and in the diagnosis;
+# the machine is billed all the same, and it still ends.
+
+
+class Ec2BuildFaultSuite(Ec2FaultCase, Ec2BuildCase):
+    """A failed build is no start, is not repeated by itself, and costs until it is ended."""
+
+    async def told(self, client: Client, words: str, **orders: Any) -> str:
+        """The words of a boot that fails so; they hold `words`, and so does the diagnosis."""
+        self.hosts.orders = {"build_files": 8, **orders}
+        await self.created(client)
+        text = await self.refusal(client, "wait_for_model_ready", "INTERNAL", wait_s=50)
+        self.assertIn(words, text)
+        found = await self.answer(client, "analyze_logs")
+        self.assertTrue(found["found"], found)
+        self.assertIn(words, found["line"])
+        status = await self.answer(client, "get_system_status")
+        self.assertNotEqual(status["state"], "ready")
+        self.assertTrue(status["cost"]["billed"], "it is billed all the same")
+        self.assertEqual(self.host().llama.starts(), [], "it was started all the same")
+        await self.refusal(client, "query_gemma4", "BUSY", prompt="hello")
+        self.assert_marked(1)
+        self.assertTrue((self.host().root / "var/lib/gemma4/end").read_text().strip())
+        return text
+
+    async def test_builds_that_fail_are_told_and_still_end(self) -> None:  # I08, B01, B02, B05
+        refused = 'error: identifier "__hfma2" is undefined'
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
+            ({"build": f"ggml/src/ggml-cuda/fattn.cu(12): {refused}"}, refused),
+            ({"disk_full": True}, "No space left on device"),
+            ({"killed": True}, "Killed signal terminated program cc1plus"),
+        )
+        for orders, words in cases:
+            with self.subTest(words):
+                async with self.in_process() as client:
+                    await self.told(client, words, **orders)
+                    built = await self.answer(client, "get_build_progress")
+                    self.assertEqual(built["state"], "failed", built)
+                    self.assertIn(words, " ".join(built["log"]))
+                    self.assertLess(built["files"], built["of"])
+                    self.assertEqual(built["next_step"], "analyze_logs()")
+                    self.assertEqual(self.built(self.host()), 1, "it was repeated by itself")
+                self.forget_everything()
+                self.few_regions()
+
+    async def test_a_source_that_is_not_to_be_had_or_is_another(self) -> None:  # B03, A43
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
+            ({"source": "ERROR: No matching distribution found for the source"}, "No matching"),
+            ({"network": False}, "from versions: none"),
+        )
+        for orders, words in cases:
+            with self.subTest(words):
+                async with self.in_process() as client:
+                    await self.told(client, words, **orders)
+                    self.assertEqual(self.built(self.host()), 0)
+                self.forget_everything()
+                self.few_regions()
+
+    async def test_another_gpu_is_told_before_anything_is_built(self) -> None:  # B04
+        for orders, words in (({"gpu": "g6"}, "8.9"), ({"gpu": "absent"}, "GPU")):
+            with self.subTest(words):
+                async with self.in_process() as client:
+                    await self.told(client, words, **orders)
+                called = {argv[0] for argv in self.host().programs()}
+                self.assertEqual(called & BUILDING_PROGRAMS, set(), called)
+                self.assertEqual(self.host().hub.asked, [])
+                self.forget_everything()
+                self.few_regions()
 
 
 # ── suites / rented_serving ───────────────────────────────────────────────────────────────────────
@@ -9178,6 +9951,8 @@ SUITES = (
     Ec2BuildStorySuite,
     Ec2BuildServerSuite,
     Ec2BuildBucketSuite,
+    Ec2BuildFaultSuite,
+    Ec2BuildMatrixSuite,
 )
 
 

@@ -11,7 +11,17 @@ from unittest import mock
 
 from forge.suites.command_line import CommandLineSuite
 from forge.suites.ec2_build_case import Ec2BuildCase
-from forge.suites.rented_shared import RentedSettingsSuite
+from forge.suites.rented_shared import RentedBadInputSuite, RentedSettingsSuite
+from forge.suites.rig_case import rig_under_test
+
+
+class Ec2BuildBadInputSuite(RentedBadInputSuite):
+    """The corpus over the tools that load by default; the others are those of gpu-vllm-g6-2b."""
+
+    @classmethod
+    def _clean_environment(cls) -> dict[str, str]:
+        kept = super()._clean_environment()
+        return {name: value for name, value in kept.items() if name != "RIG_TOOLSETS"}
 
 
 class Ec2BuildSettingsSuite(RentedSettingsSuite):
@@ -93,10 +103,13 @@ class Ec2BuildCommandLineSuite(Ec2BuildCase, CommandLineSuite):
         self.assertEqual((self.processes(), self.rented()), ([], {}))
 
     def test_read_only_holds_for_commands(self) -> None:
+        changing = [name for name, does in rig_under_test().tools.items() if does != "reads"]
+        self.assertGreaterEqual(len(changing), 7)
         with mock.patch.dict(os.environ, RIG_READ_ONLY="1"):
-            status, _, err = self.command("call", "find_gpu")
-        self.assertEqual(status, 1)
-        self.assertTrue(err.startswith("DENIED "), err)
+            for tool in changing:
+                status, _, err = self.command("call", tool)
+                self.assertEqual(status, 1)
+                self.assertTrue(err.startswith(f"DENIED {tool}"), err)
         self.assertEqual(self.provider().changes(), 0)
 
     def test_preflight_names_every_gap_and_its_remedy(self) -> None:

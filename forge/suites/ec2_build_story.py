@@ -5,6 +5,7 @@ What a machine built, a later start of it finds on its disk, and another machine
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from typing import Any
@@ -191,6 +192,20 @@ class Ec2BuildStorySuite(Ec2BuildCase):
             await self.ready(client)
             self.assertEqual(self.built(host), 1, "it was built again")
 
+    async def test_weights_that_do_not_load_are_explained(self) -> None:
+        """By the line of llama-server's own log that decides; it is not started for ever."""
+        self.engine.script(refuses="missing tensor 'blk.15.attn_k.weight'")
+        async with self.in_process() as client:
+            await self.created(client)
+            text = await self.refusal(client, "wait_for_model_ready", "INTERNAL", wait_s=50)
+            self.assertIn("missing tensor", text)
+            found = await self.answer(client, "analyze_logs")
+            self.assertTrue(found["found"], found)
+            self.assertIn("missing tensor", found["line"])
+            advice = await self.answer(client, "suggest_sre_remediation")
+            self.assertEqual(advice["kind"], found["kind"])
+            self.assertTrue(advice["steps"])
+
 
 class Ec2BuildServerSuite(Ec2BuildCase):
     """A machine that serves, with every toolset: what runs there, stopped and started again."""
@@ -242,6 +257,15 @@ class Ec2BuildServerSuite(Ec2BuildCase):
             self.assertIn("llama.cpp does not tell", " ".join(load["missing"]))
             status = await self.answer(client, "get_system_status")
             self.assertEqual(status["load"]["generation_tokens_total"], 12)
+
+    async def test_its_start_is_shown_by_phase(self) -> None:
+        async with self.in_process() as client:
+            shown = await client.call_tool("get_boot_timeline", {})
+        words = "".join(item.text for item in shown.content if item.type == "text")
+        for phase in self.assembled().context.runtime.phases:
+            self.assertIn(phase, words)
+        (picture,) = [item for item in shown.content if item.type == "image"]
+        self.assertTrue(base64.b64decode(picture.data).startswith(b"\x89PNG"))
 
     async def test_the_server_is_stopped_and_comes_back(self) -> None:
         async with self.in_process() as client:
@@ -300,35 +324,35 @@ class Ec2BuildBucketSuite(Ec2BuildCase):
         provider, rig = self.build_provider, self.module.RIG.name
         provider.bucket(_KEPT_BUILDS)
         async with self.in_process() as client:
-            first = await self._life(client)
+            first = await self._kept(client)
             self.assertEqual(self.built(first), 1)
             kept = provider.objects(_KEPT_BUILDS)
             (program,) = (key for key in kept if key.endswith("/llama-server"))
             self.assertTrue(all(key.startswith(f"{rig}/llama-") for key in kept), list(kept))
-            second = await self._life(client)
+            second = await self._kept(client, asked=True)
             self.assertFalse(BUILDING_PROGRAMS & {words[0] for words in second.programs()})
             provider.put_object(_KEPT_BUILDS, program, kept[program][:-1])
-            third = await self._life(client)
+            third = await self._kept(client)
             self.assertEqual(self.built(third), 1, "a program of another hash was run")
         kept = provider.objects(_KEPT_BUILDS)
         told = json.loads(kept[program.replace("/llama-server", "/build.json")])
         self.assertEqual(told["sha256"], hashlib.sha256(kept[program]).hexdigest())
         self.assertEqual(len(self.engine.starts()), 3)
 
-    async def test_a_bucket_that_is_not_there_costs_the_build_and_no_more(self) -> None:
-        async with self.in_process() as client:
-            host = await self._life(client)
-        self.assertIn("NoSuchBucket", host.console())
-        self.assertEqual(self.built(host), 1)
-
-    async def _life(self, client: Client) -> FakeAwsHost:
-        """A machine from its creation to an answer to its end."""
+    async def _kept(self, client: Client, asked: bool = False) -> FakeAwsHost:
+        """A machine from its creation to the end of its boot, an answer where it is asked, and its
+        own end."""
         machine = await self.created(client)
         host: FakeAwsHost = self.host()
-        await self.ready(client)
+        if asked:
+            await self.ready(client)
+            await self.answer(client, "query_gemma4", prompt="hello")
+        await self.until(
+            lambda: any("ready" in one for one in self.marks(host.console())), "no end"
+        )
         told = await self.answer(client, "get_build_progress")
         self.assertEqual((told["state"], told["facts"]["version"]), ("done", FAKE_LLAMA_VERSION))
-        await self.until(lambda: host.booted() == 0, "its boot did not come to an end")
+        self.assertEqual(host.booted(), 0, host.console())
         await self.destroyed(client, machine)
         await self.assert_all_gone()
         return host

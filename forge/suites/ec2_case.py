@@ -5,11 +5,14 @@ And a test case that knows it is EC2's. boto3 is the real one; session-manager-p
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
+
+import psutil
 
 from forge.suites.fake_aws import FakeAws
 from forge.suites.fake_aws_host import FakeAwsHosts
@@ -148,3 +151,17 @@ class Ec2Case(RentedCase):
     @property
     def hosts(self) -> ScriptedAwsHosts:
         return self.provider().hosts
+
+    def tunnels(self) -> list[psutil.Process]:
+        """The programs that carry a port to one of this case's machines, from the process table:
+        they get no more of the environment than they need, and no witness knows them by it."""
+        plugin, found = str(self.provider().bin / self.provider().programs[0]), []
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if plugin in one.cmdline():
+                    found.append(one)
+        return found
+
+    async def assert_all_gone(self) -> None:
+        await super().assert_all_gone()
+        await self.until(lambda: not self.tunnels(), "a tunnel was left")

@@ -127,8 +127,6 @@ class Ec2AskingFaultSuite(Ec2FaultCase):
             fault = await self.refusal(client, "create_tpu_vm_instance", "DENIED", zone=FIRST)
             self.assertIn(group.id, fault)
             self.assertIn("opened", fault)
-            ended = await self.search(client, FIRST)
-            self.assertTrue(ended["error"].startswith("DENIED "), ended)
             with self.cloud.lock:
                 group.ingress_rules.clear()
                 group.add_tag("owner", SOMEBODY_ELSE["owner"])
@@ -147,8 +145,7 @@ class Ec2AskingFaultSuite(Ec2FaultCase):
             self.assertIn("ec2:RunInstances", ended["error"])
             self.assertEqual(self.asked(), [FAR])
             self.cloud.script.faults = []
-            found = await self.search(client, FAR, FIRST)
-            self.assertEqual(found["result"]["zone"], FAR, found)
+            await self.created(client, zone=FAR)
         self.assert_marked(1)
 
     async def test_credentials_that_expired(self) -> None:  # I16, D02
@@ -223,8 +220,6 @@ class Ec2AskingFaultSuite(Ec2FaultCase):
         async with self.in_process() as client:
             fault = await self.refusal(client, "create_tpu_vm_instance", "DENIED", zone=SECOND)
             self.assertIn(f"price in {SECOND} is not known", fault)
-            ended = await self.search(client, SECOND)
-            self.assertEqual(ended["state"], "failed", ended)
             self.write_settings(**{**self.good_settings(), "BUDGET_USD": "0.1"})
             fault = await self.refusal(client, "create_tpu_vm_instance", "DENIED", zone=FIRST)
             self.assertIn("over BUDGET_USD=0.1", fault)

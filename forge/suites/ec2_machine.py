@@ -5,11 +5,8 @@ It is served once for all of these tests, which leave it as they found it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import urllib.request
-
-import psutil
 
 from forge.suites.ec2_orders import Ec2OrderCase
 from forge.suites.rented_case import IMAGE_DIGEST_NOW
@@ -87,24 +84,13 @@ class Ec2MachineSuite(Ec2OrderCase):
         with urllib.request.urlopen(f"{model['base_url']}/models", timeout=20) as answer:
             (served,) = json.loads(answer.read())["data"]
         self.assertEqual(served["id"], model["model"])
-        (tunnel,) = self._tunnels()
+        (tunnel,) = self.tunnels()
         words = " ".join(tunnel.cmdline())
-        self.assertIn("session-manager-plugin", words)
+        self.assertIn(self.cloud.machines()[0].id, words)
         self.assertNotIn("made-up-session-token", words)
         sessions = self.cloud.sent("StartSession")
         documents = {one.parameters["DocumentName"] for one in sessions}
         self.assertEqual(documents, {"AWS-StartPortForwardingSession"})
-
-    def _tunnels(self) -> list[psutil.Process]:
-        """The programs that carry a port to this rig's machine, from the process table."""
-        machine, found = self.cloud.machines()[0].id, []
-        for one in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words = one.cmdline()
-                plugin = any(word.endswith("session-manager-plugin") for word in words)
-                if plugin and any(machine in word for word in words):
-                    found.append(one)
-        return found
 
     async def test_the_container_is_stopped_and_comes_back(self) -> None:
         async with self.in_process() as client:

@@ -97,7 +97,7 @@ class Ec2ReachingFaultSuite(Ec2FaultCase):
         self.assertEqual(len(rest), 1, "an argument is a part of the script")
 
     async def test_a_machine_that_cannot_be_reached(self) -> None:  # I07, D21, D22, D47, A34
-        """Its agent is offline, or nobody may send it anything: its console is read all the same."""
+        """Its agent is offline, or nobody may send it anything; its console is still read."""
         denied = CallFault("SendCommand", "AccessDeniedException")
         async with self.in_process() as client:
             for error_class, words, orders, faults in (

@@ -4,7 +4,9 @@ Drives the built server.py beside it through a real MCP client, offline, against
 loopback, a stand-in for session-manager-plugin, and machines that boot, build and serve a scripted
 llama-server. Nothing is rented. Writes to temporary folders only.
 
-What this rig shares with gpu-vllm-g6-2b to the letter, that rig's suite tests.
+What this rig shares with gpu-vllm-g6-2b to the letter, that rig's suite tests: leaving, full disks,
+the gate of RIG_READ_ONLY while a server runs, set-up, secrets on the way out, what is launched and
+lost, the toolsets that load on demand, triage.py by itself.
 """
 
 from __future__ import annotations
@@ -13,20 +15,22 @@ import unittest
 from pathlib import Path
 
 from forge.suites.ec2_build_case import Ec2BuildProvider
-from forge.suites.ec2_build_shared import Ec2BuildCommandLineSuite, Ec2BuildSettingsSuite
+from forge.suites.ec2_build_faults import Ec2BuildFaultSuite
+from forge.suites.ec2_build_shared import (
+    Ec2BuildBadInputSuite,
+    Ec2BuildCommandLineSuite,
+    Ec2BuildSettingsSuite,
+)
 from forge.suites.ec2_build_story import (
     Ec2BuildBucketSuite,
     Ec2BuildServerSuite,
     Ec2BuildStorySuite,
 )
 from forge.suites.ec2_case import EC2_WORDS
+from forge.suites.ec2_matrix import Ec2BuildMatrixSuite
 from forge.suites.rented_case import rented_rig
-from forge.suites.rented_serving import RentedAnswerFaultSuite, RentedDiagnosingSuite
-from forge.suites.rented_shared import (
-    RentedBadInputSuite,
-    RentedCatalogueSuite,
-    RentedReadOnlySuite,
-)
+from forge.suites.rented_serving import RentedAnswerFaultSuite
+from forge.suites.rented_shared import RentedCatalogueSuite
 from forge.suites.rig_case import use_rig
 
 TOOLS_WITH_EFFECT = {
@@ -69,15 +73,15 @@ def setUpModule() -> None:
 
 SUITES = (
     RentedCatalogueSuite,
-    RentedBadInputSuite,
-    RentedReadOnlySuite,
+    Ec2BuildBadInputSuite,
     Ec2BuildSettingsSuite,
     RentedAnswerFaultSuite,
-    RentedDiagnosingSuite,
     Ec2BuildCommandLineSuite,
     Ec2BuildStorySuite,
     Ec2BuildServerSuite,
     Ec2BuildBucketSuite,
+    Ec2BuildFaultSuite,
+    Ec2BuildMatrixSuite,
 )
 
 

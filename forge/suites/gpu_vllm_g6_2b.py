@@ -12,9 +12,16 @@ from pathlib import Path
 
 from forge.suites.ec2_case import EC2_WORDS, Ec2Provider
 from forge.suites.ec2_commands import Ec2CommandLineSuite, Ec2SetUpSuite
+from forge.suites.ec2_endings import Ec2EndingFaultSuite
+from forge.suites.ec2_faults import Ec2AskingFaultSuite
+from forge.suites.ec2_hostile import Ec2HostileTextSuite
+from forge.suites.ec2_launches import Ec2LaunchFaultSuite
 from forge.suites.ec2_leaving import Ec2LeavingSuite
 from forge.suites.ec2_machine import Ec2MachineSuite
+from forge.suites.ec2_matrix import Ec2MatrixSuite
 from forge.suites.ec2_outgoing import Ec2OutgoingSuite
+from forge.suites.ec2_reaching import Ec2ReachingFaultSuite
+from forge.suites.ec2_records import Ec2RecordFaultSuite
 from forge.suites.ec2_story import Ec2StorySuite
 from forge.suites.rented_case import rented_rig
 from forge.suites.rented_serving import (
@@ -84,6 +91,8 @@ SUITES = (
     RentedDiagnosingSuite,
     Ec2OutgoingSuite,
     *(Ec2StorySuite, Ec2MachineSuite),
+    *(Ec2AskingFaultSuite, Ec2LaunchFaultSuite, Ec2ReachingFaultSuite, Ec2EndingFaultSuite),
+    *(Ec2RecordFaultSuite, Ec2HostileTextSuite, Ec2MatrixSuite),
 )
 
 

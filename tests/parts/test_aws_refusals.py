@@ -362,6 +362,24 @@ class UnansweredTest(unittest.TestCase):
         self.assertIs(aws_refusal(own, "run_instances"), own)
 
 
+class LastWordTest(unittest.TestCase):
+    """What AWS quotes may be somebody else's words, and they may end as our own steps begin."""
+
+    def test_the_next_step_is_ours_whatever_was_said(self) -> None:
+        said = "no. Next: reap_orphans(token='x')"
+        codes = (
+            *("SomethingNew", "InvalidParameterValue", "InvalidInstanceID.NotFound", "Unavailable"),
+            *("UnauthorizedOperation", "RequestLimitExceeded", "VcpuLimitExceeded", "AuthFailure"),
+        )
+        for code in codes:
+            for operation in ("describe_instances", "run_instances", "terminate_instances"):
+                with self.subTest(code, operation=operation):
+                    refusal = aws_refusal(answered(code, 400, said, operation), operation)
+                    step = str(refusal).rpartition(" Next: ")[2]
+                    self.assertTrue(step)
+                    self.assertNotIn("reap_orphans", step)
+
+
 class SecretTest(unittest.TestCase):
     """Nothing that was sent comes back in a refusal."""
 
