@@ -11,17 +11,8 @@ from unittest import mock
 
 from forge.suites.command_line import CommandLineSuite
 from forge.suites.ec2_build_case import Ec2BuildCase
-from forge.suites.rented_shared import RentedBadInputSuite, RentedSettingsSuite
+from forge.suites.rented_shared import RentedSettingsSuite
 from forge.suites.rig_case import rig_under_test
-
-
-class Ec2BuildBadInputSuite(RentedBadInputSuite):
-    """The corpus over the tools that load by default; the others are those of gpu-vllm-g6-2b."""
-
-    @classmethod
-    def _clean_environment(cls) -> dict[str, str]:
-        kept = super()._clean_environment()
-        return {name: value for name, value in kept.items() if name != "RIG_TOOLSETS"}
 
 
 class Ec2BuildSettingsSuite(RentedSettingsSuite):
