@@ -6,7 +6,7 @@ llama-server. Nothing is rented. Writes to temporary folders only.
 
 What this rig shares with gpu-vllm-g6-2b to the letter, that rig's suite tests: leaving, full disks,
 the gate of RIG_READ_ONLY while a server runs, set-up, secrets on the way out, what is launched and
-lost, the toolsets that load on demand, triage.py by itself.
+lost, triage.py by itself.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from pathlib import Path
 
 from forge.suites.ec2_build_case import Ec2BuildProvider
 from forge.suites.ec2_build_faults import Ec2BuildFaultSuite
-from forge.suites.ec2_build_shared import (
-    Ec2BuildBadInputSuite,
-    Ec2BuildCommandLineSuite,
-    Ec2BuildSettingsSuite,
-)
+from forge.suites.ec2_build_shared import Ec2BuildCommandLineSuite, Ec2BuildSettingsSuite
 from forge.suites.ec2_build_story import (
     Ec2BuildBucketSuite,
     Ec2BuildServerSuite,
@@ -30,7 +26,7 @@ from forge.suites.ec2_case import EC2_WORDS
 from forge.suites.ec2_matrix import Ec2BuildMatrixSuite
 from forge.suites.rented_case import rented_rig
 from forge.suites.rented_serving import RentedAnswerFaultSuite
-from forge.suites.rented_shared import RentedCatalogueSuite
+from forge.suites.rented_shared import RentedBadInputSuite, RentedCatalogueSuite
 from forge.suites.rig_case import use_rig
 
 TOOLS_WITH_EFFECT = {
@@ -73,7 +69,7 @@ def setUpModule() -> None:
 
 SUITES = (
     RentedCatalogueSuite,
-    Ec2BuildBadInputSuite,
+    RentedBadInputSuite,
     Ec2BuildSettingsSuite,
     RentedAnswerFaultSuite,
     Ec2BuildCommandLineSuite,
