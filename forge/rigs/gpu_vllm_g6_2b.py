@@ -40,6 +40,7 @@ RIG = Rig(
     runtime_requirements=AWS_REQUIREMENTS,
     programs=("ec2_boot", "ssm_tunnel", "loadgen", "triage", "probe", "plan", "judge"),
     commands=EC2_COMMANDS,
+    twin="gpu-jax-g6-2b",
 )
 
 

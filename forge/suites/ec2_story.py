@@ -74,6 +74,7 @@ class Ec2StorySuite(Ec2OrderCase):
         (path,) = self.state.rglob(f"{job['result']['report']}.json")
         report = json.loads(path.read_text())
         self.assertEqual(report["planned_cells"], 3)
+        self.assertIn(f"runtime twin: {self.module.RIG.twin}, ", report["notes"][0])
         self.assertEqual([cell["concurrency"] for cell in report["cells"]], [1, 8, 32])
 
     async def test_what_a_launch_sends_and_what_the_machine_is_to_boot(self) -> None:

@@ -58,7 +58,8 @@ class Rig:
     because they are read anew when tpu.env changes); `make_runtime` the settings and the folders.
     `off_by_default` are toolsets that load through RIG_TOOLSETS only. `commands` are further ones
     of server.py, by name. `programs` lie beside server.py as files of their own, and run in
-    processes of their own.
+    processes of their own. `twin` is the rig on the same hardware with another runtime: reports
+    name it, because the two are to be compared.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Rig:
     programs: Sequence[str] = ("loadgen", "triage", "probe", "plan", "judge")
     off_by_default: Sequence[str] = ()
     commands: Mapping[str, RigCommand] = field(default_factory=dict)
+    twin: str = ""
 
 
 class SettingsSource:
@@ -118,7 +120,7 @@ class AssembledRig:
             runtime=runtime,
             vocabulary={**plane.vocabulary, **runtime.vocabulary, **rig.plane_words},
             owner=owner,
-            extras={"about": rig.about, "order": rig.order},
+            extras={"about": rig.about, "order": rig.order, "twin": rig.twin},
         )
         self.toolsets: list[Toolset] = [kind(self.context) for kind in rig.toolsets]
         self.toolsets.append(HelpToolset(self.context, self.listing))

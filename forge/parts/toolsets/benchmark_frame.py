@@ -37,7 +37,7 @@ _ENCODING_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
 async def benchmark_frame(
     context: RigContext, instance: Instance, plan: LoadPlan
 ) -> dict[str, Any]:
-    """All of a report but its cells, as JSON: subject, hardware, engine, workload and run.
+    """All of a report but its cells, as JSON: subject, hardware, engine, workload, run, notes.
 
     Raises RigError where judge.py, which will have to judge the report, is missing or fails.
     """
@@ -76,7 +76,10 @@ async def benchmark_frame(
         "engine": await _engine_facts(context, runtime, instance),
         "workload": workload,
     }
-    return {name: record.model_dump(mode="json") for name, record in records.items()}
+    twin = str(context.extras.get("twin", ""))
+    notes = [f"runtime twin: {twin}, the same hardware and weights through another engine"]
+    frame: dict[str, Any] = {"notes": notes if twin else []}
+    return frame | {name: record.model_dump(mode="json") for name, record in records.items()}
 
 
 async def _known_subject(context: RigContext, model: str, slot: str, encoding: str) -> KnownSubject:

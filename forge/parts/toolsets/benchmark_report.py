@@ -145,6 +145,7 @@ def report_of_load(
         "rtt_ms": found.connect_ms,
     }
     notes = [
+        *frame.get("notes", []),
         f"client: {found.loop or 'unknown'} loop, Python {found.python or 'unknown'}",
         "closed-loop rates are over the span in which all streams ran; latencies leave out the "
         "requests begun before it",
