@@ -25,6 +25,7 @@ from forge.parts.boundaries.ssm_plugin import SSM_PLUGIN, find_ssm_plugin
 from forge.parts.ground.errors import RigError
 from forge.suites.fake_aws import FAKE_AWS_PROFILE, FakeAws
 from forge.suites.fake_aws_world import CallFault
+from tests.forge_copy import package_folders
 
 ROOT = Path(__file__).resolve().parents[1]
 REGION, ZONE = "us-east-1", "us-east-1a"
@@ -104,7 +105,7 @@ class TunnelCase(unittest.TestCase):
             **own,
             "PATH": str(self.bin),
             "HOME": str(self.folder),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([*package_folders(), str(ROOT)]),
         }
 
     def tearDown(self) -> None:

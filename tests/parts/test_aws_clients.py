@@ -23,6 +23,7 @@ from forge.parts.boundaries.aws_clients import Aws
 from forge.parts.ground.errors import RigError
 from forge.suites.fake_aws import FAKE_AWS_PROFILE, FakeAws
 from forge.suites.fake_aws_world import CallFault
+from tests.forge_copy import package_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION, ZONE = "us-east-1", "us-east-1a"
@@ -488,7 +489,8 @@ class ProcessTest(AwsCase):
             f"aws = Aws({self.cloud.account!r})\n"
         )
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        own = {**self.environment, "HOME": str(self.folder), "PYTHONPATH": str(ROOT)}
+        packages = os.pathsep.join([*package_folders(), str(ROOT)])
+        own = {**self.environment, "HOME": str(self.folder), "PYTHONPATH": packages}
         return subprocess.run(
             [sys.executable, "-c", head + textwrap.dedent(text)],
             env={**kept, **own, **(environment or {})},

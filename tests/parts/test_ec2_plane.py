@@ -46,6 +46,7 @@ from forge.parts.planes.sweep_plane import SweepPlane
 from forge.suites.fake_aws import FAKE_AWS_PROFILE, FakeAws
 from forge.suites.fake_aws_world import AwsScript, CallFault
 from forge.sweep_market import read_in_process
+from tests.forge_copy import package_folders
 
 RIG, OWNER = "gpu-vllm-g6-2b", "a1b2c3"
 ZONE, OTHER, FAR = "us-east-1b", "us-east-1c", "us-west-2a"
@@ -1416,6 +1417,7 @@ class SweepTest(Ec2Case):
         """
         program = [sys.executable, "-c", textwrap.dedent(source)]
         surroundings = {"PATH": os.environ["PATH"], **self.environment}
+        surroundings["PYTHONPATH"] = os.pathsep.join(package_folders())
         child = subprocess.Popen(program, env=surroundings, start_new_session=True)
         try:
             for _ in range(2400):

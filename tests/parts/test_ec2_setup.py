@@ -48,6 +48,7 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from forge.parts.assembly.command_line import run_rig
+from tests.forge_copy import package_folders
 from tests.parts.test_ec2_setup import SETUP_RIG
 sys.exit(run_rig(SETUP_RIG, Path(__file__), sys.argv[1:]))
 """
@@ -480,6 +481,7 @@ class CommandTest(SetupCase):
     def surroundings(self) -> dict[str, str]:
         folders = {f"XDG_{kind}_HOME": str(self.place / kind) for kind in ("STATE", "CACHE")}
         home = {"PATH": os.environ["PATH"], "HOME": str(self.place)}
+        home["PYTHONPATH"] = os.pathsep.join(package_folders())
         return {**home, **folders, **self.environment}
 
     def run_it(self, *words: str) -> tuple[int, str]:
