@@ -36,6 +36,7 @@ from forge.parts.planes.ec2_setup_acts import SetupLook, SetupWish
 from forge.parts.planes.ec2_setup_role import SSM_MACHINE_POLICY, rights_of_machine
 from forge.suites.fake_aws import FakeAws
 from forge.suites.fake_aws_world import FAKE_AWS_ACCOUNT, AwsScript, CallFault
+from tests.forge_copy import package_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, SECRET, BUCKET = "gemma4-rig", "hf-token", "a-cache-of-mine"
@@ -48,7 +49,6 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from forge.parts.assembly.command_line import run_rig
-from tests.forge_copy import package_folders
 from tests.forge_copy import package_folders
 from tests.parts.test_ec2_setup import SETUP_RIG
 sys.exit(run_rig(SETUP_RIG, Path(__file__), sys.argv[1:]))
