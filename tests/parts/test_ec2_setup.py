@@ -49,7 +49,6 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from forge.parts.assembly.command_line import run_rig
-from tests.forge_copy import package_folders
 from tests.parts.test_ec2_setup import SETUP_RIG
 sys.exit(run_rig(SETUP_RIG, Path(__file__), sys.argv[1:]))
 """
