@@ -249,7 +249,7 @@ class EndedStoryTests(Case):
         """From now on a machine's minute is a second, and one idle minute is all it gets."""
         self.hosts.minute_s = 1.0
         self.addCleanup(setattr, self.hosts, "minute_s", 3.0)
-        self.write_settings(**self.good_settings(), IDLE_MINUTES="1")
+        self.write_settings(**self.good_settings() | {"IDLE_MINUTES": "1"})
         self.addCleanup(self.write_settings, **self.good_settings())
 
     async def test_an_idle_machine_switches_itself_off_and_what_is_left_is_told(self) -> None:
