@@ -1,0 +1,1 @@
+"""Tests of the engines: small checkpoints, real forward passes, real HTTP."""
