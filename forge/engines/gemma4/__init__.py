@@ -1,1 +1,1 @@
-"""The architecture of Gemma 4: its config, its tensors, its sizes. Knows no array library but numpy."""
+"""The architecture of Gemma 4: its config, its tensors, its sizes. Knows numpy alone."""

@@ -1,1 +1,1 @@
-"""Requests, text, scheduling and HTTP of a model server. Knows no array library and no architecture."""
+"""Requests, text, scheduling and HTTP of a model server. Knows no arrays, no architecture."""

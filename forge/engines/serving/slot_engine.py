@@ -93,4 +93,4 @@ class SlotEngine(Protocol):
         """Free the slot; whatever it held can be overwritten."""
 
     def counters(self) -> Mapping[str, float]:
-        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes and so on."""
+        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes."""
