@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,11 +154,11 @@ def bundle(entry: str, root: Path, *, sections: Sequence[str] = SECTIONS) -> Bun
     module on disk, so it is the same in every bundle, and a bad import in a module that this
     bundle does not use is reported too. Raises BundleError.
     """
-    modules = _read_all(root, sections)
+    modules = _read_all(root, tuple(sections))
     if entry not in modules:
         file = entry.replace(".", "/") + ".py"
         raise BundleError(f"no module {entry} in the sections: {file}:1")
-    ranked = _rank(modules, sections)
+    ranked = _rank(modules, tuple(sections))
     needed: set[str] = set()
     queue = [entry]
     while queue:
@@ -181,7 +181,8 @@ def bundle(entry: str, root: Path, *, sections: Sequence[str] = SECTIONS) -> Bun
     )
 
 
-def _section(name: str, sections: Sequence[str]) -> str | None:
+@functools.cache
+def _section(name: str, sections: tuple[str, ...]) -> str | None:
     """The section that a module lies in, the innermost one; None where it lies in none."""
     found = [section for section in sections if name.startswith(section + ".")]
     return max(found, key=len, default=None)
@@ -190,7 +191,7 @@ def _section(name: str, sections: Sequence[str]) -> str | None:
 # Reading
 
 
-def _read_all(root: Path, sections: Sequence[str]) -> dict[str, _Module]:
+def _read_all(root: Path, sections: tuple[str, ...]) -> dict[str, _Module]:
     """Every module of the sections by name, in alphabetical order, its imports checked."""
     packages = frozenset(section.partition(".")[0] for section in sections)
     modules: dict[str, _Module] = {}
@@ -219,14 +220,12 @@ def _read(name: str, file: str, data: bytes, packages: frozenset[str]) -> _Modul
     except ValueError as error:  # not UTF-8, or a null byte
         raise BundleError(f"cannot be read ({error}): {file}:1") from error
     lines = text.split("\n")
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = {token.start[0] - 1 for token in tokens if token.type == tokenize.COMMENT}
     dropped: set[int] = set()
 
     def cut(node: ast.stmt, what: str) -> str:
         """Drops a statement's lines and returns their text; nothing else may stand there."""
         span = range(node.lineno - 1, node.end_lineno or node.lineno)
-        if not comments.isdisjoint(span):
+        if any("#" in lines[line] for line in span) and not _comment_lines(text).isdisjoint(span):
             raise BundleError(f"a comment on {what} would be lost: {file}:{node.lineno}")
         beside = lines[span[0]].encode()[: node.col_offset]
         beside += lines[span[-1]].encode()[node.end_col_offset :]
@@ -239,10 +238,9 @@ def _read(name: str, file: str, data: bytes, packages: frozenset[str]) -> _Modul
     sources: list[_Import] = []
     others: list[_Import] = []
     lazy: set[str] = set()
-    for node in ast.walk(tree):
-        if "TYPE_CHECKING" in (getattr(node, key, None) for key in ("id", "attr", "name")):
-            line = getattr(node, "lineno", 1)
-            raise BundleError(f"TYPE_CHECKING hides imports from the running file: {file}:{line}")
+    if "TYPE_CHECKING" in text:
+        _refuse_type_checking(tree, file)
+    for node in statements_within(tree.body):
         if not isinstance(node, IMPORTS):
             continue
         at_top = node in tree.body
@@ -273,6 +271,31 @@ def _read(name: str, file: str, data: bytes, packages: frozenset[str]) -> _Modul
         lazy=frozenset(lazy),
         defined=tuple(pair for node in tree.body for pair in _bindings(node)),
     )
+
+
+def statements_within(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement, however deep, and no expression: most of a tree is expressions."""
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "finalbody"):
+            yield from statements_within(getattr(node, part, ()))
+        for part in ("handlers", "cases"):
+            for inner in getattr(node, part, ()):
+                yield from statements_within(inner.body)
+
+
+@functools.cache
+def _comment_lines(text: str) -> frozenset[int]:
+    """The lines, from 0, that hold a comment."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return frozenset(token.start[0] - 1 for token in tokens if token.type == tokenize.COMMENT)
+
+
+def _refuse_type_checking(tree: ast.Module, file: str) -> None:
+    for node in ast.walk(tree):
+        if "TYPE_CHECKING" in (getattr(node, key, None) for key in ("id", "attr", "name")):
+            line = getattr(node, "lineno", 1)
+            raise BundleError(f"TYPE_CHECKING hides imports from the running file: {file}:{line}")
 
 
 def _parse(text: str) -> ast.Module:
@@ -316,7 +339,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _check_source_import(
-    module: _Module, item: _Import, modules: Mapping[str, _Module], sections: Sequence[str]
+    module: _Module, item: _Import, modules: Mapping[str, _Module], sections: tuple[str, ...]
 ) -> None:
     """Refuses an import between source modules by its form, its target or its direction."""
     place = module.at(item.line)
@@ -339,7 +362,7 @@ def _check_source_import(
         raise BundleError(f"import of {item.name}, which {item.module} {how}: {place}, {there}")
 
 
-def _rank(modules: Mapping[str, _Module], sections: Sequence[str]) -> list[str]:
+def _rank(modules: Mapping[str, _Module], sections: tuple[str, ...]) -> list[str]:
     """All modules by section, then dependency, then name; refuses a ring of imports."""
     ranked: list[str] = []
     for section in sections:
@@ -389,6 +412,8 @@ def _check_body(module: _Module, *, is_entry: bool) -> None:
                 if isinstance(part, (ast.Attribute, ast.Subscript)):
                     if isinstance(part.ctx, ast.Store):
                         raise BundleError(f"top-level assignment to other than a name: {place}")
+    if "__file__" not in module.text and "global " not in module.text:
+        return
     names = {name for name, _ in module.defined}
     for inner in ast.walk(module.tree):
         if isinstance(inner, ast.Name) and inner.id == "__file__" and not is_entry:
@@ -417,14 +442,14 @@ def _check_names(members: Sequence[_Module]) -> None:
 # Writing
 
 
-def _title(module: _Module, sections: Sequence[str]) -> str:
+def _title(module: _Module, sections: tuple[str, ...]) -> str:
     """A module's section and name, as its banner and the contents have them."""
     section = _section(module.name, sections) or ""
     path = module.name.removeprefix(section + ".").split(".")
     return " / ".join([section.rpartition(".")[2], *path])
 
 
-def _contents(sources: Sequence[_Module], sections: Sequence[str]) -> str:
+def _contents(sources: Sequence[_Module], sections: tuple[str, ...]) -> str:
     """The list of what is in the file; `_numbered` fills in the lines once they are known."""
     lines = ["# Contents, by line:"]
     for module in sources:
@@ -446,7 +471,7 @@ def _numbered(text: str) -> str:
     return "\n".join(found)
 
 
-def _banner(module: _Module, sections: Sequence[str], *, with_docstring: bool) -> str:
+def _banner(module: _Module, sections: tuple[str, ...], *, with_docstring: bool) -> str:
     """The comment block over a module: its section and name, then its docstring."""
     lines = [f"# ── {_title(module, sections)} ".ljust(WIDTH, "─")]
     docstring = ast.get_docstring(module.tree) if with_docstring else None
@@ -483,39 +508,50 @@ def _ruff(command: str, text: str, *options: str) -> str:
 
 def _prove(sources: Sequence[_Module], imports: set[str], text: str) -> None:
     """Raises unless the result has every statement of the sources, in order, and no other."""
-    wanted = [
-        (module.at(line), dump)
-        for module in sources
-        for line, dump in _source_statements(module.text)
-    ]
-    result = _statements(text)
-    for (place, dump), (line, found) in zip(wanted, result, strict=False):
-        if dump != found:
+    wanted = [(module, node) for module in sources for node in _shown_statements(module.text)]
+    result = _shown_statements(text)
+    for (module, own), found in zip(wanted, result, strict=False):
+        # What stands there to the letter means the same; only what was formatted anew is compared.
+        if own.text != found.text and own.meaning() != found.meaning():
             hint = "is the source formatted, are the imports in its functions sorted?"
-            raise BundleError(f"statement lost or changed ({hint}): {place}, result:{line}")
+            where = f"{module.at(own.line)}, result:{found.line}"
+            raise BundleError(f"statement lost or changed ({hint}): {where}")
     if len(wanted) != len(result):
-        places = [place for place, _ in wanted[len(result) :]]
-        places += [f"result:{line}" for line, _ in result[len(wanted) :]]
+        places = [module.at(own.line) for module, own in wanted[len(result) :]]
+        places += [f"result:{found.line}" for found in result[len(wanted) :]]
         raise BundleError(f"statement lost or added: {', '.join(places)}")
     nodes = [node for node in _parse(text).body if isinstance(node, IMPORTS)]
     if {item.statement for node in nodes for item in _imports(node, "result")} != imports:
         raise BundleError("import lost or added: result:1")
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """A top-level statement with its line and its text, decorators included."""
+
+    line: int
+    text: str
+    node: ast.stmt
+
+    def meaning(self) -> str:
+        """Its tree as text, without what the formatter may change in a docstring."""
+        for node in ast.walk(self.node):
+            # It trims and indents docstrings anew, as is its right; other strings never.
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                if isinstance(node.value.value, str):
+                    lines = node.value.value.strip().split("\n")
+                    node.value.value = "\n".join(line.strip() for line in lines)
+        return ast.dump(self.node)
+
+
 @functools.cache  # all rigs are built in one run, mostly from the same modules
-def _source_statements(text: str) -> list[tuple[int, str]]:
-    """`_statements` of one source."""
-    return _statements(text)
-
-
-def _statements(text: str) -> list[tuple[int, str]]:
-    """Line and dump of each top-level statement, the imports and the docstring left out."""
-    tree = _parse(text)
-    body = tree.body[int(_has_docstring(tree)) :]
-    for node in ast.walk(tree):
-        # The formatter trims and indents docstrings anew, as is its right; other strings never.
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                lines = node.value.value.strip().split("\n")
-                node.value.value = "\n".join(line.strip() for line in lines)
-    return [(node.lineno, ast.dump(node)) for node in body if not isinstance(node, IMPORTS)]
+def _shown_statements(text: str) -> list[_Shown]:
+    """Each top-level statement, the imports and the docstring left out."""
+    tree, lines = _parse(text), text.split("\n")
+    shown = []
+    for node in tree.body[int(_has_docstring(tree)) :]:
+        if not isinstance(node, IMPORTS):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+            own = "\n".join(lines[first - 1 : node.end_lineno])
+            shown.append(_Shown(node.lineno, own, node))
+    return shown

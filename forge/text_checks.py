@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from forge.build import shipped_files
+from forge.bundle import statements_within
 from forge.pins import RUNTIME_IMPORTS, SERVER_PINS, SUITE_PINS
 
 # What it is -> its shape. Written so that no expression matches its own text.
@@ -112,7 +113,7 @@ def import_faults(folder: Path) -> Iterator[str]:
 def _imported_modules(text: str) -> list[tuple[int, str]]:
     """Line and name of each module that a text imports absolutely. Raises SyntaxError."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(text, feature_version=(3, 11))):
+    for node in statements_within(ast.parse(text, feature_version=(3, 11)).body):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
