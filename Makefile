@@ -8,7 +8,7 @@ RUN := $(PYTHON) tests/run.py
 WITH_PACKAGES := $(RUN) --python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real build check diff eject lint format typecheck bench-startup calibrate rollup \
+.PHONY: help demo test test-rigs test-real build check diff eject lint format typecheck bench-startup calibrate rollup \
 	bench-client bench-triage bench-local bench-sweep
 
 help: ## list the targets
@@ -20,6 +20,9 @@ demo: ## watch a real model being started, questioned and stopped through the fi
 
 test: ## run everything: static checks, all tests, every rig's suite, the heart of one on every Python here
 	@$(RUN)
+
+test-rigs: ## run every rig's suite whole: make test runs what several rigs share in one of them
+	@$(RUN) rigs
 
 test-real: ## run the tests with real engines: builds llama.cpp and installs vLLM, once
 	@$(RUN) real

@@ -3,10 +3,14 @@
 
     python3 tests/run.py                   everything but the tests with real engines
     python3 tests/run.py real              those: real llama.cpp and vLLM, built or installed first
+    python3 tests/run.py rigs              every rig's suite, whole
     python3 tests/run.py WORD…             some of it: lint, typecheck, check, a module of tests
-                                           (tests.test_launch), or a rig's name for its suite
+                                           (tests.test_launch), or a rig's name for its whole suite
     python3 tests/run.py --python ARG…     Python with the packages of all of it
     python3 tests/run.py --format          bring all Python files into form
+
+A suite that stands to the letter in several rigs of a platform tests a part that all of them carry
+to the letter: without a word it runs in one of them. `make test` in a rig's folder runs all of it.
 
 Gets what it needs into the user's cache by the launcher's own functions. Three things run at a
 time, each in a process group of its own: most of them wait for processes for half of their time.
@@ -16,6 +20,7 @@ standard library is used here: it runs before anything is there.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -53,6 +58,10 @@ FIRST_RIG = "local-pytorch-cpu-2b"
 # What meets the language, its library and its packages most: on the other Pythons that suffices,
 # since all of it runs on this one.
 ON_OTHER_PYTHONS = ("CatalogueSuite", "ServingSuite", "CommandLineSuite", "FolderSuite")
+# What walks a rig's own tools and settings runs in each, though it stands there to the letter.
+OF_EACH_RIG = (
+    *("CatalogueSuite", "BadInputSuite", "ReadOnlySuite", "SettingsSuite", "UnloadableSuite"),
+)
 INSTALL_AND_TELL = (
     "import sys; from pathlib import Path; from forge.launch import install; "
     "print(install([Path(path) for path in sys.argv[1:]]))"
@@ -203,8 +212,9 @@ class Runner:
                 wrapper.write_text(f"#!/bin/sh\n{program}\n")
                 wrapper.chmod(0o755)
 
-    def rig_suite(self, rig: Path, minor: int) -> list[Outcome]:
-        """A rig's own suite, on Python 3.`minor` with the server's packages and no more.
+    def rig_suite(self, rig: Path, minor: int, suites: Sequence[str]) -> list[Outcome]:
+        """A rig's own suite (of it `suites`, all if there are none), on Python 3.`minor` with the
+        server's packages and no more.
 
         It runs in a copy of the rig that lies alone: what it needs, it has.
         """
@@ -215,9 +225,7 @@ class Runner:
         alone = Path(tempfile.mkdtemp(prefix="alone-", dir=self._scratch)) / rig.name
         shutil.copytree(rig, alone, ignore=shutil.ignore_patterns("__pycache__", "dist"))
         surroundings = self.environment(packages) | {"PYTHONPATH": str(packages)}
-        tests = "test_server"
-        if minor != sys.version_info[1]:
-            tests = ",".join(f"test_server.{suite}" for suite in ON_OTHER_PYTHONS)
+        tests = ",".join(f"test_server.{suite}" for suite in suites) or "test_server"
         python = [self.pythons[minor]]
         return self.module(label, python, tests, alone, packages, surroundings)
 
@@ -258,6 +266,40 @@ def end_group(group: int) -> None:
 def rigs() -> list[Path]:
     """The folders of all rigs."""
     return sorted(path.parent for path in ROOT.glob("*/tpu.env"))
+
+
+def shared_out(rigs: Sequence[Path]) -> dict[Path, list[str]]:
+    """Which suites of each rig run: of those that stand to the letter in several rigs of one
+    platform (a name's first word), the first rig's."""
+    seen: set[tuple[str, str]] = set()
+    chosen: dict[Path, list[str]] = {}
+    for rig in sorted(rigs, key=lambda rig: (rig.name != FIRST_RIG, rig.name)):
+        platform, texts = rig.name.partition("-")[0], suites_of(rig)
+        kept = [
+            name
+            for name, text in texts.items()
+            if name.endswith(OF_EACH_RIG) or (platform, text) not in seen
+        ]
+        seen |= {(platform, text) for text in texts.values()}
+        chosen[rig] = kept
+    return chosen
+
+
+def suites_of(rig: Path) -> dict[str, str]:
+    """The classes that a rig's test_server.py names in SUITES, each with its text."""
+    text = (rig / "test_server.py").read_text(encoding="utf-8")
+    lines, body = text.split("\n"), ast.parse(text).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    (named,) = (
+        node.value
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUITES"
+    )
+    return {
+        name.id: "\n".join(lines[classes[name.id].lineno - 1 : classes[name.id].end_lineno])
+        for name in ast.walk(named)
+        if isinstance(name, ast.Name)
+    }
 
 
 def requirement_files() -> list[Path]:
@@ -340,6 +382,9 @@ def start(
     modules = test_modules()
     if words == ["real"]:  # one engine at a time: they would measure and starve each other
         words = [name for name in modules if name.startswith(REAL)]
+    whole = bool(words)
+    if words == ["rigs"]:
+        words = list(suites)
     elif not words:
         modules = [name for name in modules if not name.startswith(REAL)]
     unknown = [word for word in words if word not in (*STATIC, *suites, *modules)]
@@ -347,6 +392,7 @@ def start(
         raise SystemExit(f"there is no {', '.join(unknown)} to run")
     chosen = [name for name in (*STATIC, *SLOW, *suites, *modules) if not words or name in words]
     jobs = []
+    share = shared_out(list(suites.values()))
     runner.offer_pythons(rigs()[0])
     for name in dict.fromkeys(chosen):
         if name in STATIC:
@@ -355,7 +401,10 @@ def start(
             # What may differ between Pythons is the same in every rig: one of them tries others.
             this = [sys.version_info[1]]
             for minor in list(runner.pythons) if name == FIRST_RIG else this:
-                jobs.append(pool.submit(runner.rig_suite, suites[name], minor))
+                part = [] if whole else share[suites[name]]
+                if minor not in this:
+                    part = list(ON_OTHER_PYTHONS)
+                jobs.append(pool.submit(runner.rig_suite, suites[name], minor, part))
         else:
             python = [sys.executable]
             jobs.append(pool.submit(runner.module, name, python, name, ROOT, runner.packages))
