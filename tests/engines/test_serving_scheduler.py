@@ -1,0 +1,411 @@
+"""The scheduler with the counting engine: every answer is the one of a server that is alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import unittest
+from collections.abc import Sequence
+
+from forge.engines.serving.scheduler import NotServing, QueueFull, Scheduler
+from forge.engines.serving.slot_engine import EngineFault, Sampling, StepToken
+from tests.engines.counting_engine import CountingEngine, answer_alone
+
+PATIENCE_S = 30
+
+
+class Job:
+    """A job that keeps what it gets. `stop_after`: it says that it is over after so many tokens."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        limit: int,
+        sampling: Sampling = Sampling(),
+        stop_after: int | None = None,
+        breaks_at: int | None = None,
+    ) -> None:
+        self.prompt = prompt
+        self.limit = limit
+        self.sampling = sampling
+        self.stop_after = stop_after
+        self.breaks_at = breaks_at
+        self.got: list[StepToken] = []
+        self.seats = 0
+        self.calls_after_the_last = 0
+        self.end = ""
+        self.over = threading.Event()
+        self.some = threading.Event()
+
+    def seated(self) -> None:
+        self.seats += 1
+
+    def take(self, tokens: Sequence[StepToken]) -> bool:
+        self.calls_after_the_last += bool(self.end)
+        if self.breaks_at is not None and len(self.got) >= self.breaks_at:
+            raise KeyError("a fault of this job")
+        self.got += tokens
+        self.some.set()
+        if self.stop_after is not None and len(self.got) >= self.stop_after:
+            return self._ended("stop")
+        return len(self.got) == self.limit and self._ended("length")
+
+    def fail(self, words: str) -> None:
+        self.calls_after_the_last += bool(self.end)
+        self._ended(words)
+
+    def cancelled(self) -> None:
+        self.calls_after_the_last += bool(self.end)
+        self._ended("cancelled")
+
+    def _ended(self, how: str) -> bool:
+        self.end = how
+        self.over.set()
+        return True
+
+    def wait(self) -> str:
+        if not self.over.wait(PATIENCE_S):
+            raise AssertionError("the job has not ended")
+        return self.end
+
+
+class SchedulerCase(unittest.TestCase):
+    def begun(self, engine: CountingEngine, queue: int = 1000) -> Scheduler:
+        scheduler = Scheduler(engine, queue)
+        scheduler.start()
+        self.addCleanup(scheduler.close, 0.0)
+        self.addCleanup(engine.gate.set)
+        self.addCleanup(engine.loading.set)
+        self.wait_for(lambda: scheduler.view().phase != "loading")
+        return scheduler
+
+    def wait_for(self, what: object) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not what():  # type: ignore[operator]
+            if time.monotonic() > end:
+                raise AssertionError("what was waited for has not come")
+            time.sleep(0.002)
+
+    def alone(self, job: Job, engine: CountingEngine) -> list[StepToken]:
+        count = job.limit if job.stop_after is None else min(job.limit, job.stop_after)
+        return answer_alone(job.prompt, job.sampling, count, engine.limits.vocabulary)
+
+
+class Answers(SchedulerCase):
+    def test_one_answer_is_the_engine_s_to_its_limit(self) -> None:
+        engine = CountingEngine()
+        scheduler = self.begun(engine)
+        for limit in (1, 2, 3, 4, 5, 7, 44):
+            job = Job(range(20), limit)
+            scheduler.submit(job)
+            self.assertEqual(job.wait(), "length")
+            self.assertEqual(job.got, self.alone(job, engine))
+            self.assertEqual(job.seats, 1)
+        self.wait_for(lambda: not scheduler.view().running)
+        self.assertEqual(engine.talks, {})
+
+    def test_random_schedules_give_each_its_answer_alone(self) -> None:
+        """4,000 jobs in 500 schedules: sizes, chunks, steps, slots, arrivals and ends at random."""
+        chance = random.Random(4)
+        for _ in range(500):
+            engine = CountingEngine(
+                slots=chance.randint(1, 6),
+                context=chance.choice((16, 33, 64)),
+                chunk=chance.randint(1, 20),
+                steps=chance.randint(1, 9),
+            )
+            scheduler = self.begun(engine)
+            jobs = []
+            for _ in range(8):
+                prompt = [chance.randrange(100) for _ in range(chance.randint(1, 15))]
+                room = engine.limits.context - len(prompt)
+                sampling = Sampling(
+                    temperature=chance.choice((0.0, 1.0)),
+                    seed=chance.randrange(5),
+                    logprobs=chance.choice((-1, 0, 3)),
+                )
+                stop_after = chance.choice((None, chance.randint(1, 20)))
+                job = Job(prompt, chance.randint(1, room), sampling, stop_after)
+                jobs.append((job, scheduler.submit(job)))
+                if chance.random() < 0.2:
+                    scheduler.cancel(chance.choice(jobs)[1])
+                if chance.random() < 0.2:
+                    jobs[-1][0].some.wait(PATIENCE_S) if not jobs[-1][1].cancelled else None
+            for job, ticket in jobs:
+                ended, alone = job.wait(), self.alone(job, engine)
+                if ended == "cancelled":
+                    self.assertTrue(ticket.cancelled)
+                    self.assertEqual(job.got, alone[: len(job.got)])
+                else:
+                    self.assertIn(ended, ("stop", "length"))
+                    self.assertEqual(job.got[: len(alone)], alone)
+                self.assertEqual(job.calls_after_the_last, 0)
+            self.assertTrue(scheduler.close(PATIENCE_S))
+            self.assertEqual(engine.talks, {})
+
+    def test_a_short_answer_is_not_held_up_by_a_long_prompt(self) -> None:
+        """Between any two chunks of a prompt, those who answer get a decode, and the other way."""
+        engine = CountingEngine(slots=2, context=400, chunk=4, steps=2)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        first, long = Job([1], 60), Job(range(100), 5)
+        scheduler.submit(first)
+        scheduler.submit(long)
+        engine.gate.set()
+        first.wait(), long.wait()
+        kinds = [entry[0] for entry in engine.log]
+        chunks = [n for n, entry in enumerate(engine.log) if entry == ("prefill", 1)]
+        self.assertEqual(len(chunks), 25)
+        for before, after in zip(chunks[:-1], chunks[1:], strict=True):
+            self.assertEqual(kinds[before + 1 : after].count("decode"), 1)
+
+    def test_no_more_steps_than_anybody_needs(self) -> None:
+        engine = CountingEngine(slots=2, steps=8)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job([1], 2), Job([2], 6)]
+        for job in jobs:
+            scheduler.submit(job)
+        engine.gate.set()
+        for job in jobs:
+            job.wait()
+        steps = [entry[2] for entry in engine.log if entry[0] == "decode"]
+        self.assertEqual(steps, [1, 5])
+
+    def test_who_waits_for_a_slot_gets_the_first_that_is_free(self) -> None:
+        """While others wait, a decode ends with the answer that ends first."""
+        engine = CountingEngine(slots=2, steps=8)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job([1], 4), Job([2], 20), Job([3], 2)]
+        for job in jobs:
+            scheduler.submit(job)
+        engine.gate.set()
+        for job in jobs:
+            job.wait()
+        self.assertEqual(
+            engine.log[:5],
+            [
+                ("prefill", 0),
+                ("decode", (0,), 3),
+                ("prefill", 1),
+                ("decode", (1,), 8),
+                ("prefill", 0),
+            ],
+        )
+
+    def test_the_order_of_arrival_is_kept(self) -> None:
+        engine = CountingEngine(slots=1)
+        scheduler = self.begun(engine)
+        order: list[int] = []
+        engine.gate.clear()
+        jobs = [Job([n + 1], 3) for n in range(20)]
+        for n, job in enumerate(jobs):
+            job.seated = lambda n=n: order.append(n)  # type: ignore[method-assign, misc]
+            scheduler.submit(job)
+        engine.gate.set()
+        for job in jobs:
+            job.wait()
+        self.assertEqual(order, list(range(20)))
+
+
+class Bounds(SchedulerCase):
+    def test_the_queue_is_bounded_and_says_when_to_come_again(self) -> None:
+        engine = CountingEngine(slots=2)
+        scheduler = self.begun(engine, queue=3)
+        engine.gate.clear()
+        jobs = [Job([n + 1], 2) for n in range(5)]
+        for job in jobs:
+            scheduler.submit(job)
+        with self.assertRaises(QueueFull) as caught:
+            scheduler.submit(Job([9], 2))
+        self.assertTrue(1 <= caught.exception.retry_after_s <= 60)
+        engine.gate.set()
+        for job in jobs:
+            self.assertEqual(job.wait(), "length")
+        late = Job([9], 2)
+        scheduler.submit(late)
+        self.assertEqual(late.wait(), "length")
+
+    def test_without_a_queue_the_slots_alone_are_given(self) -> None:
+        engine = CountingEngine(slots=1)
+        scheduler = self.begun(engine, queue=0)
+        engine.gate.clear()
+        scheduler.submit(Job([1], 2))
+        with self.assertRaises(QueueFull):
+            scheduler.submit(Job([2], 2))
+
+    def test_a_cancelled_one_gives_its_place_in_the_queue_back(self) -> None:
+        engine = CountingEngine(slots=1)
+        scheduler = self.begun(engine, queue=1)
+        engine.gate.clear()
+        first, second, third = Job([1], 2), Job([2], 2), Job([3], 2)
+        scheduler.submit(first)
+        ticket = scheduler.submit(second)
+        self.wait_for(lambda: scheduler.view().running == 1)
+        scheduler.cancel(ticket)
+        scheduler.submit(third)
+        engine.gate.set()
+        self.assertEqual(second.wait(), "cancelled")
+        self.assertEqual(second.got, [])
+        self.assertEqual(third.wait(), "length")
+
+    def test_a_cancelled_answer_frees_its_slot_before_the_next_dispatch(self) -> None:
+        engine = CountingEngine(slots=1, context=4000, steps=1)
+        scheduler = self.begun(engine)
+        long, next_one = Job([1], 3000), Job([2], 2)
+        ticket = scheduler.submit(long)
+        self.assertTrue(long.some.wait(PATIENCE_S))
+        engine.gate.clear()
+        scheduler.submit(next_one)
+        scheduler.cancel(ticket)
+        dispatched = len(engine.log)
+        engine.gate.set()
+        self.assertEqual(long.wait(), "cancelled")
+        self.assertEqual(next_one.wait(), "length")
+        # At most the one that was under way when it was cancelled.
+        decodes = [entry for entry in engine.log[dispatched:] if entry[0] == "decode"]
+        self.assertLessEqual(len(decodes), 2 + 1)
+        self.assertEqual(scheduler.view().running, 0)
+
+    def test_cancelling_twice_and_after_the_end_changes_nothing(self) -> None:
+        engine = CountingEngine()
+        scheduler = self.begun(engine)
+        job = Job([1], 2)
+        ticket = scheduler.submit(job)
+        job.wait()
+        scheduler.cancel(ticket)
+        scheduler.cancel(ticket)
+        other = Job([1], 2)
+        scheduler.submit(other)
+        self.assertEqual(other.wait(), "length")
+        self.assertEqual(job.end, "length")
+        self.assertEqual(job.calls_after_the_last, 0)
+
+    def test_the_view_counts(self) -> None:
+        engine = CountingEngine(slots=2, context=50)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job(range(10), 5) for _ in range(5)]
+        for job in jobs:
+            scheduler.submit(job)
+        self.wait_for(lambda: scheduler.view().running == 2)
+        view = scheduler.view()
+        self.assertEqual((view.waiting, view.kv_used_share), (3, 20 / 100))
+        self.assertEqual(view.counters["kv_bytes"], 4096)
+        engine.gate.set()
+        for job in jobs:
+            job.wait()
+        self.wait_for(lambda: scheduler.view().kv_used_share == 0)
+
+
+class Faults(SchedulerCase):
+    def test_a_job_s_own_fault_ends_it_alone(self) -> None:
+        engine = CountingEngine(slots=3)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        good, bad, unfit = Job([1], 20), Job([2], 20, breaks_at=3), Job([-1], 20)
+        for job in (good, bad, unfit):
+            scheduler.submit(job)
+        engine.gate.set()
+        self.assertIn("a fault of this job", bad.wait())
+        self.assertIn("negative", unfit.wait())
+        self.assertEqual(good.wait(), "length")
+        self.assertEqual(good.got, self.alone(good, engine))
+        self.wait_for(lambda: not engine.talks)
+        self.assertEqual(scheduler.view().phase, "serving")
+
+    def test_a_job_that_cannot_even_fail_harms_no_other(self) -> None:
+        engine = CountingEngine()
+        scheduler = self.begun(engine)
+        bad, good = Job([2], 20, breaks_at=0), Job([1], 20)
+        bad.fail = lambda words: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        scheduler.submit(bad)
+        scheduler.submit(good)
+        self.assertEqual(good.wait(), "length")
+
+    def test_an_engine_that_gives_no_token_fails_the_answer(self) -> None:
+        """Beyond its context an engine gives none: nobody may wait for that."""
+        engine = CountingEngine(context=8)
+        scheduler = self.begun(engine)
+        job = Job(range(6), 50)
+        scheduler.submit(job)
+        self.assertIn("gave no token", job.wait())
+        self.assertEqual(len(job.got), 2)
+
+    def test_an_engine_fault_ends_all_and_nothing_is_taken_any_more(self) -> None:
+        engine = CountingEngine(slots=1)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job([1], 20), Job([2], 20)]
+        for job in jobs:
+            scheduler.submit(job)
+        engine.fault = EngineFault("out of memory")
+        engine.gate.set()
+        for job in jobs:
+            self.assertIn("out of memory", job.wait())
+            self.assertEqual(job.calls_after_the_last, 0)
+        self.assertEqual(scheduler.view().phase, "failed")
+        self.assertIn("out of memory", scheduler.view().doing)
+        with self.assertRaisesRegex(NotServing, "out of memory"):
+            scheduler.submit(Job([3], 2))
+        self.assertTrue(scheduler.close(PATIENCE_S))
+
+    def test_loading_is_told_and_refuses_until_it_is_done(self) -> None:
+        told: list[tuple[float, str]] = []
+        engine = CountingEngine()
+        engine.loading.clear()
+        scheduler = Scheduler(engine, 5, lambda share, doing: told.append((share, doing)))
+        self.addCleanup(scheduler.close, 0.0)
+        scheduler.start()
+        self.wait_for(lambda: scheduler.view().progress == 0.25)
+        self.assertIn("25%: half of a half", scheduler.view().doing)
+        with self.assertRaisesRegex(NotServing, "half of a half"):
+            scheduler.submit(Job([1], 2))
+        with self.assertRaises(NotServing):
+            scheduler.limits  # noqa: B018
+        engine.loading.set()
+        self.wait_for(lambda: scheduler.view().phase == "serving")
+        self.assertEqual(told, [(0.25, "half of a half"), (1.0, "loaded")])
+
+    def test_what_fails_to_load_says_why(self) -> None:
+        engine = CountingEngine()
+        engine.fault = EngineFault("no such weights")
+        scheduler = self.begun(engine)
+        self.assertEqual(scheduler.view().phase, "failed")
+        self.assertIn("no such weights", scheduler.view().doing)
+
+
+class Ends(SchedulerCase):
+    def test_draining_answers_what_waits_and_takes_nothing_new(self) -> None:
+        engine = CountingEngine(slots=1)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job([1], 20), Job([2], 20)]
+        for job in jobs:
+            scheduler.submit(job)
+        scheduler.drain()
+        with self.assertRaisesRegex(NotServing, "stopping"):
+            scheduler.submit(Job([3], 2))
+        engine.gate.set()
+        self.assertTrue(scheduler.close(PATIENCE_S))
+        self.assertEqual([job.end for job in jobs], ["length", "length"])
+        self.assertEqual(scheduler.view().phase, "closed")
+
+    def test_what_is_not_over_in_time_is_broken_off(self) -> None:
+        engine = CountingEngine(slots=1, context=100_000_000, steps=1)
+        scheduler = self.begun(engine)
+        running, waiting = Job([1], 90_000_000), Job([2], 90_000_000)
+        scheduler.submit(running)
+        scheduler.submit(waiting)
+        self.assertTrue(running.some.wait(PATIENCE_S))
+        self.assertTrue(scheduler.close(0.0))
+        self.assertEqual([running.wait(), waiting.wait()], ["the server is stopping"] * 2)
+
+    def test_closing_a_scheduler_that_was_never_started(self) -> None:
+        self.assertTrue(Scheduler(CountingEngine(), 1).close(0.0))
+
+
+if __name__ == "__main__":
+    unittest.main()
