@@ -20,15 +20,16 @@ from typing import Annotated, Any, Literal
 from unittest import mock
 
 from mcp import Client
-from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, ImageContent, TextContent
 from pydantic import BaseModel, Field
 
-from forge.parts.assembly.guarded_tool import GuardedTool
+from forge.parts.assembly.guarded_tool import guarded
 from forge.parts.ground.errors import ErrorClass, RigError
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
+from forge.parts.toolsets.caller import Caller, Picture
 from forge.parts.toolsets.toolset import ToolEffect, ToolMethod
 
 MODES: tuple[Literal["legacy", "auto"], ...] = ("legacy", "auto")
@@ -92,11 +93,11 @@ class Tools:
             raise self.error
         return self.answer  # type: ignore[no-any-return]
 
-    async def plot(self) -> list[str | Image]:
+    async def plot(self) -> list[str | Picture]:
         """Gives a caption and an image."""
         return self.answer  # type: ignore[no-any-return]
 
-    async def progress(self, ctx: Context) -> str:
+    async def progress(self, ctx: Caller) -> str:
         """Tells where it is."""
         for step in range(3):
             await ctx.report_progress(step, 3, f"step {step}")
@@ -121,7 +122,7 @@ class Tools:
         for name, (effect, structured) in effects.items():
             function = getattr(self, name)
             method = ToolMethod(function, name, name.title(), function.__doc__, effect, structured)
-            tools.append(GuardedTool.from_method(method, lambda: self.read_only))
+            tools.append(guarded(method, lambda: self.read_only))
         return MCPServer("test", tools=list(tools), log_level="CRITICAL")
 
 
@@ -282,7 +283,7 @@ class ReadOnlyTest(Case):
             raise RigError("INVALID", "tpu.env: PORT is missing", "write it")
 
         method = ToolMethod(self.tools.destroy, "destroy", "D", "Destroys.", "destroys", True)
-        tool = GuardedTool.from_method(method, unknown)
+        tool = guarded(method, unknown)
 
         async def session(mode: Literal["legacy", "auto"]) -> CallToolResult:
             async with Client(MCPServer("t", tools=[tool]), mode=mode) as client:
@@ -449,7 +450,7 @@ class AnswerTest(Case):
 
     def test_an_image_passes_whole_and_its_caption_is_cleaned(self) -> None:
         caption = f"peak \x1b[1m17\x1b[0m {SECRET}\ud800"
-        for result in self.give("plot", [caption, Image(data=PIXEL, format="png")]):
+        for result in self.give("plot", [caption, Picture(PIXEL)]):
             self.assertFalse(result.is_error, result)
             self.assertEqual(self.words(result), "peak 17 [redacted]")
             (image,) = [item for item in result.content if isinstance(item, ImageContent)]

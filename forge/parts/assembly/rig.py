@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mcp.server.mcpserver import MCPServer
-
-from forge.parts.assembly.guarded_tool import GuardedTool
+from forge.parts.assembly.guarded_tool import GuardedTool, guarded
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobRunner, JobStore
 from forge.parts.ground.journal import Journal
@@ -168,9 +166,7 @@ class AssembledRig:
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""
         tools = [
-            GuardedTool.from_method(method, self._read_only)
-            for _, methods in self.listing()
-            for method in methods
+            guarded(method, self._read_only) for _, methods in self.listing() for method in methods
         ]
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
@@ -182,9 +178,12 @@ class AssembledRig:
         """What a worker runs for each kind of job, over all toolsets, loaded or not."""
         return {kind: run for t in self.toolsets for kind, run in t.job_runners().items()}
 
-    def server(self) -> MCPServer:
+    def server(self) -> Any:
         """The MCP server of this rig, with its logging redacted."""
+        from mcp.server.mcpserver import MCPServer
+
         log_redacted()
+        tools: list[Any] = list(self.tools())
         try:
             name = self.context.settings.mcp_server_name or slug_of(self.rig.name)
         except RigError as error:
@@ -195,7 +194,7 @@ class AssembledRig:
             title=self.rig.name,
             instructions=f"{self.rig.about} {self.rig.order}",
             version=self.context.version,
-            tools=list(self.tools()),
+            tools=tools,
             log_level="WARNING",
         )
 

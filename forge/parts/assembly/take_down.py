@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from mcp import Client
-
 from forge.parts.assembly.rig import AssembledRig
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.redact import clean
@@ -21,6 +19,8 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
 
     Asks at the terminal for each, unless `agreed`. Raises RigError DENIED where it could not ask.
     """
+    from mcp import Client
+
     refused: RigError | None = None
     searches = [job.id for job in rig.context.jobs.all() if not job.finished]
     async with Client(rig.server()) as client:
@@ -35,7 +35,7 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
     return 0 if whole else 1
 
 
-async def _each_taken_down(client: Client, words: Mapping[str, str], agreed: bool) -> bool:
+async def _each_taken_down(client: Any, words: Mapping[str, str], agreed: bool) -> bool:
     """Whether everything could be read, and everything that was agreed to is gone."""
     listing = await _called(client, f"list_{words['rental']}s")
     print(listing["summary"])
@@ -76,7 +76,7 @@ def _asked(question: str) -> bool:
         return False
 
 
-async def _called(client: Client, tool: str, **arguments: str) -> dict[str, Any]:
+async def _called(client: Any, tool: str, **arguments: str) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
     if result.is_error:
         text = "".join(item.text for item in result.content if item.type == "text")

@@ -314,6 +314,16 @@ cause Two packages of different generations are installed together ({name?see th
 change act install the set that the engine's release pins, in one resolution
 futile engine flags
 
+== jax_server_refused | root | certain
+line jax_server: (?!\s*\d+% |listening on |whoever reaches |ended during |cannot listen )\S
+unless RESOURCE_EXHAUSTED|Unable to allocate
+cause The JAX engine does not take what it was started with; the line names the key, the tensor or the
+  option.
+change setting MODEL_NAME: as it is -> a Gemma 4 release in bf16 or f32, whole (it computes no other
+  model, no quantised weights, and fills no gap)
+change flag --max-model-len: as it is -> what the line allows, where it speaks of positions
+futile memory flags, and starting it again as it is
+
 == gemma_config_fault | root | likely
 line head_dim.{0,80}(?:mismatch|must be equal|shape)|shape '\[[^\]]+\]' is invalid for input of size
 line '(?:sliding|full)_attention' is not in list

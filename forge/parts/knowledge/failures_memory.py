@@ -131,8 +131,7 @@ line Attempting to allocate (?P<wanted>[\d.]+[KMGT]i?B?)\. That was not possible
   (?P<free>[\d.]+[KMGT]i?B?) free
 line Error allocating device buffer
 line Failed to allocate (?:request for )?(?P<wanted>[\d.]+ ?[KMGT]i?B).{0,60}on device ordinal
-line RESOURCE_EXHAUSTED: Out of memory (?:while trying to allocate|allocating)
-  (?P<wanted>\d+) bytes
+line RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?P<wanted>\d+) bytes
 unless Error loading program|RuntimeProgramAllocation|at the bottom of memory
 cause Device memory ran out at run time: {wanted?more} was asked for and {free?less} was free.
   Weights, KV cache and donated buffers together are larger than the chip's HBM.
@@ -255,6 +254,8 @@ futile looking for the cause in the engine's own log: a killed process writes no
 == jax_cpu_oom | root | likely
 line (?:DefaultCPUAllocator|mmap).{0,60}(?:not enough|can't allocate|Cannot allocate) memory
 line DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<wanted>\d+) bytes
+line RESOURCE_EXHAUSTED: Out of memory allocating (?P<wanted>\d+) bytes
+line MemoryError: Unable to allocate (?P<wanted>[\d.]+ ?[KMGT]iB)
 line OSError: \[Errno 12\] Cannot allocate memory
 line std::bad_alloc|^\s*MemoryError\b
 line runtime: out of memory

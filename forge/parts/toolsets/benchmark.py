@@ -9,7 +9,6 @@ import secrets
 from dataclasses import replace
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.boundaries.load_plan import LEAST_SECONDS
@@ -23,6 +22,7 @@ from forge.parts.toolsets.benchmark_job import (
     planned_load,
     unfinished_measurement,
 )
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
@@ -76,7 +76,7 @@ class BenchmarkToolset(Toolset):
     @rig_tool(name="run_{bench}benchmark", title="Benchmark the served model", effect="changes")
     async def run_benchmark(
         self,
-        ctx: Context,
+        ctx: Caller,
         concurrency: StreamCounts = _DEFAULT_STREAMS,
         context_tokens: ContextLengths = _DEFAULT_CONTEXTS,
         output_tokens: Annotated[

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Literal, cast
 
-from mcp.server.mcpserver import Context
-from mcp.types import InputRequiredResult
 from pydantic import BaseModel, Field
 
 from forge.parts.ground.errors import RigError
@@ -19,6 +17,7 @@ from forge.parts.ground.results import Outcome
 from forge.parts.ground.tokens import TOKEN_LIFE_S
 from forge.parts.knowledge.load_matrix import refuse_unloadable
 from forge.parts.planes.capacity_plane import CapacityPlane, Offer, Rental, expiry_of
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.consent import ask_user
 from forge.parts.toolsets.rental import Created, Ended, Rentals
 from forge.parts.toolsets.rental_book import utc_stamp
@@ -249,8 +248,8 @@ class CapacityToolset(Toolset):
 
     @rig_tool(name="{destroy}_{rental}", title="Destroy a {rented}", effect="destroys")
     async def destroy(
-        self, ctx: Context, name: ResourceName, zone: Zone, token: PlanToken
-    ) -> DestroyOutcome | InputRequiredResult:
+        self, ctx: Caller, name: ResourceName, zone: Zone, token: PlanToken
+    ) -> DestroyOutcome:
         """DELETES a {rented} of this rig and the disk in it, for good; its billing ends. Takes the
         token of plan_destroy, refuses when anything differs from the plan, asks the user where the
         client can. UNKNOWN means that it is still there and may still cost money."""
@@ -259,8 +258,6 @@ class CapacityToolset(Toolset):
         rental = await self.rentals.planned(name, zone, token)
         if rental is not None and self.rentals.settings.destroy_asks_user:
             consent = await ask_user(ctx, self._question(rental))
-            if isinstance(consent, InputRequiredResult):
-                return consent
             await self._heed(consent, token)
         return self._destroyed(name, zone, await self.rentals.destroy(name, zone, token))
 
@@ -275,17 +272,13 @@ class CapacityToolset(Toolset):
         return self._orphaned(found, census.unread, token)
 
     @rig_tool(title="Destroy the orphans", effect="destroys")
-    async def reap_orphans(
-        self, ctx: Context, token: ReapToken
-    ) -> ReapOutcome | InputRequiredResult:
+    async def reap_orphans(self, ctx: Caller, token: ReapToken) -> ReapOutcome:
         """DELETES every orphan that list_orphans showed, for good, and proves for each that it is
         gone. Refuses when there is another one by now; asks the user where the client can. What
         could not be ended is told by name: it may still cost money."""
         checked_name("token", "token", token)
         if self.rentals.settings.destroy_asks_user:
             consent = await ask_user(ctx, "Delete all orphans that were listed, for good?")
-            if isinstance(consent, InputRequiredResult):
-                return consent
             await self._heed(consent, token)
         return self._reaped(await self.rentals.reap(token))
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, cast
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.boundaries.refusal_program import refusal_reader
@@ -37,6 +36,7 @@ from forge.parts.planes.capacity_plane import (
 from forge.parts.planes.rented_record import SWEEP_FOLDER
 from forge.parts.planes.sweep import CapacitySweep
 from forge.parts.planes.sweep_plane import SweepPlane, WallClock
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.capacity import (
     CapacityToolset,
     Hours,
@@ -83,7 +83,7 @@ class SearchingCapacityToolset(CapacityToolset):
     @rig_tool(name="find_{hardware}", title="Find a {rented} and take it", effect="changes")
     async def find(  # type: ignore[override]
         self,
-        ctx: Context,
+        ctx: Caller,
         zones: Zones = [],  # noqa: B006  # the schema's default; never changed
         wait_minutes: Annotated[
             float, Field(ge=1, le=1440, description="Give up after so many minutes.")

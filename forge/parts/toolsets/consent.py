@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
-from mcp.server.mcpserver import Context
-from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from pydantic import BaseModel, Field, ValidationError
+
+from forge.parts.toolsets.caller import Caller, QuestionFirst
 
 _ANSWER_KEY = "confirmation"
 # From this revision on a question rides in the result, and the client calls again with the answer.
@@ -26,11 +26,12 @@ class Confirmation(BaseModel):
     confirm: bool = Field(description="Really do it? There is no way back.")
 
 
-async def ask_user(ctx: Context, question: str) -> Consent | InputRequiredResult:
-    """Whether the person behind the client agrees; an InputRequiredResult is to be returned as is.
+async def ask_user(ctx: Caller, question: str) -> Consent:
+    """Whether the person behind the client agrees.
 
-    The client then calls the tool again, and the same question gives the answer; an answer to any
-    other wording is not taken. Dismissing the question is refusing it.
+    Raises QuestionFirst where the question rides in the result: the client then calls the tool
+    again, and the same question gives the answer; an answer to any other wording is not taken.
+    Dismissing the question is refusing it.
     """
     capabilities = ctx.client_capabilities
     asks = capabilities.elicitation if capabilities is not None else None
@@ -47,16 +48,13 @@ async def ask_user(ctx: Context, question: str) -> Consent | InputRequiredResult
     digest = hashlib.sha256(question.encode()).hexdigest()
     answer = (ctx.input_responses or {}).get(_ANSWER_KEY)
     if answer is None or ctx.request_state != digest:
-        asked = ElicitRequestFormParams(
-            message=question, requested_schema=Confirmation.model_json_schema()
-        )
-        return InputRequiredResult(
-            input_requests={_ANSWER_KEY: ElicitRequest(params=asked)}, request_state=digest
-        )
+        raise QuestionFirst(question, _ANSWER_KEY, Confirmation.model_json_schema(), digest)
     return "given" if _agrees(answer) else "refused"
 
 
 def _agrees(answer: object) -> bool:
+    from mcp.types import ElicitResult
+
     if not isinstance(answer, ElicitResult) or answer.action != "accept":
         return False
     try:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from mcp.server.mcpserver import Image
 from pydantic import BaseModel, Field
 
 from forge.parts.boundaries.log_files import read_log_file
@@ -33,6 +32,7 @@ from forge.parts.toolsets.boot_timeline import (
     compared_starts,
     standing_still,
 )
+from forge.parts.toolsets.caller import Picture
 from forge.parts.toolsets.second_opinion import ModelOpinion, second_opinion
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
@@ -152,7 +152,7 @@ class DiagnosisToolset(Toolset):
         return self._remedy(answer.failures)
 
     @rig_tool(title="Compare the starts", effect="reads", structured=False)
-    async def get_boot_timeline(self) -> list[str | Image]:
+    async def get_boot_timeline(self) -> list[str | Picture]:
         """This rig's starts by phase, as a table and a picture of bars: the last one compared with
         the earlier ones, and a start under way that stands still longer than ever before is named.
         Changes nothing."""
@@ -161,7 +161,7 @@ class DiagnosisToolset(Toolset):
             return ["No start of this rig is on record yet. Next: get_system_status()"]
         remarks = [standing_still(self.context), *compared_starts(starts)]
         text = "\n".join([boot_table(starts), "", *filter(None, remarks)])
-        return [clean(text), Image(data=boot_picture(starts), format="png")]
+        return [clean(text), Picture(boot_picture(starts))]
 
     async def diagnosed(self, data: bytes | str, what: str) -> DiagnosisOutcome:
         """The outcome for the log `data`; `what` says where it came from."""

@@ -9,13 +9,13 @@ import asyncio
 import time
 from typing import Annotated, Literal
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobRecord
 from forge.parts.ground.results import Outcome
 from forge.parts.planes.plane import Instance
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.starts import SERVE_JOB, serve_call
 from forge.parts.toolsets.toolset import RigContext
 
@@ -49,7 +49,7 @@ class EndpointOutcome(Outcome):
     model: str = Field(description="The name to send as 'model' in requests.")
 
 
-async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
+async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Caller) -> JobRecord:
     """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
     deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
     told, sent = "", -1.0

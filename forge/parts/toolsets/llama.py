@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.boundaries.gguf_file import read_gguf
@@ -24,6 +23,7 @@ from forge.parts.runtimes.llama_build import (
 )
 from forge.parts.runtimes.llama_memory import SlotMemory, slot_memory
 from forge.parts.runtimes.llama_server import LlamaServer
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import Toolset, rig_tool
 
@@ -75,7 +75,7 @@ class LlamaToolset(Toolset):
     @rig_tool(title="Build llama-server", effect="changes")
     async def build_llama_server(
         self,
-        ctx: Context,
+        ctx: Caller,
         wait_s: WaitSeconds = 0,
         force: Annotated[
             bool, Field(description="Build although a llama-server that can be used is there.")

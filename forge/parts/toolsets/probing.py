@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError, invalid_parameter
@@ -16,6 +15,7 @@ from forge.parts.ground.locks import held_lock
 from forge.parts.ground.results import Outcome
 from forge.parts.knowledge.probe_report import ProbeGroup, ProbeVerdict
 from forge.parts.toolsets.benchmark_job import PROBE_JOB, unfinished_measurement
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.probe_cases import PROBE_GROUPS, planned_probes
 from forge.parts.toolsets.probe_job import ProbeJob
@@ -59,7 +59,7 @@ class ProbingToolset(Toolset):
     @rig_tool(title="Probe what the model can do", effect="changes")
     async def probe_capabilities(
         self,
-        ctx: Context,
+        ctx: Caller,
         cases: ProbeGroups = _ALL_PROBE_GROUPS,
         baseline: Annotated[
             str,

@@ -9,7 +9,6 @@ import json
 import time
 from typing import Annotated, Any, Literal, Protocol, cast
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError
@@ -18,6 +17,7 @@ from forge.parts.ground.locks import held_lock
 from forge.parts.ground.results import Outcome
 from forge.parts.planes.plane import Instance
 from forge.parts.toolsets.boot_watch import BootWatch
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import (
     EndpointOutcome,
     ServeOutcome,
@@ -68,7 +68,7 @@ class ReachedServingToolset(StatusToolset):
         return {SERVE_JOB: self.watch.run}
 
     @rig_tool(name="wait_for_{ready}_ready", title="Wait until the model is ready", effect="reads")
-    async def wait_for_ready(self, ctx: Context, wait_s: WaitSeconds = 50) -> ServeOutcome:
+    async def wait_for_ready(self, ctx: Caller, wait_s: WaitSeconds = 50) -> ServeOutcome:
         """Wait up to wait_s seconds (50 at most) until {place} has booted and generated a token
         with the model that was asked for: phases, and the time left from this rig's earlier boots.
         {cold_boot}. Call it again while state is 'starting'."""
@@ -151,7 +151,7 @@ class ReachedServingToolset(StatusToolset):
         context.jobs.start_worker(job, context.server_file)
         return job
 
-    async def _followed(self, job_id: str, wait_s: float, ctx: Context) -> ServeOutcome:
+    async def _followed(self, job_id: str, wait_s: float, ctx: Caller) -> ServeOutcome:
         job = await follow_job(self.context, job_id, wait_s, ctx)
         if job.state == "done":
             finding = await self.context.plane.find()

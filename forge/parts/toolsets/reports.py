@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mcp.server.mcpserver import Image
 from pydantic import BaseModel, Field
 
 from forge.parts.boundaries.judge_program import JUDGE_PROGRAM, asked_judgement
@@ -32,6 +31,7 @@ from forge.parts.knowledge.report_compare import (
     unusable_cell,
 )
 from forge.parts.knowledge.report_schema import BenchReport
+from forge.parts.toolsets.caller import Picture
 from forge.parts.toolsets.report_plots import plot_curves, plot_heatmap
 from forge.parts.toolsets.report_text import (
     change_as_text,
@@ -100,7 +100,7 @@ class ReportsToolset(Toolset):
         return report_list(found, len(names))
 
     @rig_tool(title="Show a benchmark report", effect="reads", structured=False)
-    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Image]:
+    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Picture]:
         """One report: as a table ('text'), as a plot of throughput and latency against concurrency
         ('curves'), or as a plot of throughput over concurrency and prompt length ('heatmap').
         Failed cells are shown as failed. Plots come as a PNG image and take some seconds."""
@@ -111,7 +111,7 @@ class ReportsToolset(Toolset):
         draw = plot_curves if view == "curves" else plot_heatmap
         picture = await asyncio.to_thread(draw, report)
         text = "; ".join([report_subject_line(report), *report_caveats(report)])
-        return [clean(text), Image(data=picture, format="png")]
+        return [clean(text), Picture(picture)]
 
     @rig_tool(title="Compare two benchmark reports", effect="reads")
     async def compare_reports(

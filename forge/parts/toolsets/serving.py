@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError
@@ -16,6 +15,7 @@ from forge.parts.ground.jobs import JobRecord, JobRunner
 from forge.parts.ground.locks import held_lock
 from forge.parts.ground.names import checked_name
 from forge.parts.planes.plane import Finding, Instance
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import (
     EndpointOutcome,
     ServeOutcome,
@@ -45,7 +45,7 @@ class ServingToolset(StatusToolset):
     @rig_tool(title="Start the model", effect="changes")
     async def serve_model(
         self,
-        ctx: Context,
+        ctx: Caller,
         model: Annotated[
             str,
             Field(
@@ -72,7 +72,7 @@ class ServingToolset(StatusToolset):
         return await self._followed(job_or_instance.id, wait_s, ctx)
 
     @rig_tool(name="wait_for_{ready}_ready", title="Wait until the model is ready", effect="reads")
-    async def wait_for_ready(self, ctx: Context, wait_s: WaitSeconds = 50) -> ServeOutcome:
+    async def wait_for_ready(self, ctx: Caller, wait_s: WaitSeconds = 50) -> ServeOutcome:
         """Wait up to wait_s seconds (50 at most) until the model that was started has generated its
         first token, with progress. Returns early when it is ready or has failed; call it again
         while state is 'starting'."""
@@ -171,7 +171,7 @@ class ServingToolset(StatusToolset):
         await context.plane.check_port(int(self._setting("port")))
         refuse_missing(await context.runtime.needs())
 
-    async def _followed(self, job_id: str, wait_s: float, ctx: Context) -> ServeOutcome:
+    async def _followed(self, job_id: str, wait_s: float, ctx: Caller) -> ServeOutcome:
         job = await follow_job(self.context, job_id, wait_s, ctx)
         if job.state == "done":
             finding = await self.context.plane.find()

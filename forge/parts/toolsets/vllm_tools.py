@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Annotated, Literal, cast
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError, invalid_parameter
@@ -26,6 +25,7 @@ from forge.parts.runtimes.vllm_install import (
     refuse_small_vllm_disk,
 )
 from forge.parts.toolsets.benchmark_job import OPINION_JOB, unfinished_measurement
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence, require_ready
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 from forge.parts.toolsets.vllm_opinion import VllmOpinionJob
@@ -65,7 +65,7 @@ class VllmInstallToolset(Toolset):
         return {_INSTALL_JOB: self._install}
 
     @rig_tool(title="Install vLLM", effect="changes")
-    async def install_vllm(self, ctx: Context, wait_s: WaitSeconds = 0) -> InstallOutcome:
+    async def install_vllm(self, ctx: Caller, wait_s: WaitSeconds = 0) -> InstallOutcome:
         """Install vLLM for the CPU into an environment of its own on {place}, as a job with the
         phases environment, packages, repairs and proof. Needed once, before serve_model. Downloads
         about 1 GB and takes minutes; 4.8 GB of disk must be free, 3.5 GB stay in use. Deletes only
@@ -159,7 +159,7 @@ class VllmBenchToolset(Toolset):
     @rig_tool(title="Benchmark with vLLM's own tool", effect="changes")
     async def run_bench_serve(
         self,
-        ctx: Context,
+        ctx: Caller,
         streams: Annotated[int, Field(ge=1, le=256, description="Requests at once.")] = 1,
         requests: Annotated[int, Field(ge=1, le=10_000, description="Requests in all.")] = 16,
         input_tokens: Annotated[

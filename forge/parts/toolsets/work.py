@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context
 from pydantic import Field
 
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.jobs import JobRecord
 from forge.parts.ground.names import checked_name
 from forge.parts.ground.results import Outcome
+from forge.parts.toolsets.caller import Caller
 from forge.parts.toolsets.following import WaitSeconds, follow_job, progress_sentence
 from forge.parts.toolsets.toolset import RigContext, Toolset, rig_tool
 
@@ -40,7 +40,7 @@ class JobsToolset(Toolset):
     toolset_name = "jobs"
 
     @rig_tool(title="Follow a job", effect="reads")
-    async def get_job(self, ctx: Context, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
+    async def get_job(self, ctx: Caller, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
         """Where a job is: phase, percentage, seconds left, result or error. Waits up to wait_s
         seconds (50 at most) for its end, with progress; call it again while state is 'running'."""
         checked_name("job", "job_id", job_id)
