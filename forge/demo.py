@@ -36,6 +36,8 @@ SMALL_GRID = {"concurrency": [1, 2], "context_tokens": [64], "output_tokens": 16
     "seconds_per_cell": 20,
     "save_result": False,  # figures of a few seconds are no report
 }
+# What the model of a rig says of itself where its weights are random numbers.
+MEANS_NOTHING = "its answers mean nothing"
 DONE = ("done", "installed", "ready")  # as jobs and the tools that install or build say it
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WIDTH = 92
@@ -66,7 +68,7 @@ def server_environment(state: Path, port: int) -> dict[str, str]:
 
     The user's own settings for the rig are left out, so that the demo shows the same everywhere.
     """
-    other = ("RIG_READ_ONLY", "RIG_TOOLSETS", "DTYPE", "MAX_MODEL_LEN", "QUERY_TIMEOUT_S")
+    other = ("RIG_READ_ONLY", "RIG_TOOLSETS", "DTYPE", "MAX_MODEL_LEN", "SLOTS", "QUERY_TIMEOUT_S")
     kept = {name: value for name, value in os.environ.items() if name not in other}
     own = {"MODEL_NAME": "embedded", "PORT": str(port), "XDG_STATE_HOME": str(state)}
     return {**kept, **own}
@@ -127,6 +129,11 @@ class Session:
         if not good:
             raise DemoFailed(f"step {self._narrator.step}, {tool}, did not do what it should")
         return answer
+
+    async def means_nothing(self) -> bool:
+        """Whether the served model says of itself that its answers mean nothing."""
+        answer, _ = await self._timed("get_model_details", {})
+        return MEANS_NOTHING in str(answer.fields.get("beside", ""))
 
     async def job(
         self,
@@ -218,10 +225,12 @@ async def play(client: Client, narrator: Narrator) -> None:
             _in_state("starting", "ready"),
             wait_s=50,
         )
+    senseless = await session.means_nothing()
     await session.call(
-        "Ready means that it has generated something. Is it also right?",
+        "Ready means that it has generated something. Is it also right?"
+        + (f" (It says of itself: {MEANS_NOTHING}. So it must not be called healthy.)" * senseless),
         "verify_model_health",
-        lambda answer: answer.fields.get("healthy") is True,
+        lambda answer: answer.fields.get("healthy") is not senseless,
         lambda answer: f"{answer.fields['answer'].strip()!r} {answer.fields['summary']}",
     )
     await session.call(

@@ -22,14 +22,17 @@ SERVER_PINS: dict[str, str] = {
     "platformdirs": "platformdirs>=4.3,<5",
     "psutil": "psutil>=7,<8",
     "pydantic": "pydantic>=2.14,<3",
+    "pydantic_core": "pydantic>=2.14,<3",  # which brings the one release of it that fits
     "pydantic_settings": "pydantic-settings>=2.16,<3",
     # The load generator does without; with it a token costs about half (`make bench-client`).
     "uvloop": "uvloop>=0.22,<1; sys_platform != 'win32'",
 }
 
-# Imported by a server inside functions only, and brought by its runtime's requirements.
+# Brought by a runtime's requirements: what a server imports inside functions only, and what a model
+# server imports that a rig carries as a program.
 RUNTIME_IMPORTS = frozenset(
-    "boto3 botocore gguf google huggingface_hub requests torch transformers".split()
+    "boto3 botocore gguf google huggingface_hub jax jinja2 ml_dtypes numpy prometheus_client "
+    "requests starlette tokenizers torch transformers uvicorn".split()
 )
 
 # Imported by the suites alone: a rig whose suite does has a requirements-test.txt.
@@ -53,7 +56,7 @@ def server_requirements(imports: Iterable[str]) -> list[str]:
     unknown = sorted(needed - SERVER_PINS.keys())
     if unknown:
         raise ValueError(f"no pinned range for {', '.join(unknown)}: add it to forge/pins.py")
-    return sorted(SERVER_PINS[name] for name in needed)
+    return sorted({SERVER_PINS[name] for name in needed})
 
 
 def script_block(requirements: Iterable[str]) -> str:

@@ -20,11 +20,11 @@ gave no session, 2 wrong usage, 3 no plugin that can be used; after that the plu
 # Contents, by line:
 #    52 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
 #    98 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   203 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   341 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#   624 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
-#   833 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
-#   890 programs / ssm_tunnel: The tunnel to a rented EC2 machine: leads a port of this computer …
+#   212 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   350 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#   633 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
+#   842 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
+#   899 programs / ssm_tunnel: The tunnel to a rented EC2 machine: leads a port of this computer …
 
 from __future__ import annotations
 
@@ -138,9 +138,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
-def redact(text: str) -> str:
-    """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` with known secret values and credential shapes replaced by ``[redacted]``.
+
+    `values` are those of `secret_values()`, where the caller has many texts and reads them once.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, "[redacted]")
     for shape in _SECRET_SHAPES:
         text = shape.sub("[redacted]", text)
@@ -165,20 +168,24 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+def clean(text: str, limit: int = TEXT_LIMIT, values: Sequence[str] | None = None) -> str:
     """Redacted, printable and clipped: the form in which any text goes out."""
     # Clipped generously first, so that 30 MB of log never go through the expressions.
-    return clip(redact(printable(clip(text, 8 * limit))), limit)
+    return clip(redact(printable(clip(text, 8 * limit)), values), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """`clean` over every string (keys too) of a JSON value; other scalars pass through.
 
     Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
     level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
     """
+    return _clean_value(value, limit, 0, secret_values())
+
+
+def _clean_value(value: Any, limit: int, depth: int, values: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return clean(value, limit)
+        return clean(value, limit, values)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if depth > 20:
@@ -186,8 +193,10 @@ def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
     room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
         pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
-        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
-    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+        return {
+            clean(str(k), 200, values): _clean_value(v, limit, depth + 1, values) for k, v in pairs
+        }
+    return [_clean_value(v, limit, depth + 1, values) for v in _fewer(list(value), room, str)]
 
 
 def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:

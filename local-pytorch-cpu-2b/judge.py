@@ -17,17 +17,17 @@ plausible, 1 a cell cannot be true, 2 wrong usage.
 
 # Contents, by line:
 #    49 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   154 ground / schema_faults: A validation error as sentences for people and for results, …
-#   168 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#   221 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#   322 knowledge / cache_bytes: How many bytes the keys and values of a model's sequences take.
-#   380 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
-#   718 knowledge / memory: How many bytes a model's weights take, and how many of them one decode …
-#   925 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
-#  1299 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  1728 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
-#  1784 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
-#  2080 programs / judge: Says whether the figures of a benchmark report can be true of the chip …
+#   163 ground / schema_faults: A validation error as sentences for people and for results, …
+#   177 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#   230 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#   331 knowledge / cache_bytes: How many bytes the keys and values of a model's sequences take.
+#   389 knowledge / hardware: The accelerators that rigs run on: memory, bandwidth, compute, …
+#   727 knowledge / memory: How many bytes a model's weights take, and how many of them one decode …
+#   934 knowledge / models: The Gemma 4 family: shapes, towers, and which checkpoints exist under …
+#  1308 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  1737 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
+#  1793 knowledge / report_checks: Whether a report's figures can be true: needed FLOP/s and …
+#  2089 programs / judge: Says whether the figures of a benchmark report can be true of the chip …
 
 from __future__ import annotations
 
@@ -89,9 +89,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
-def redact(text: str) -> str:
-    """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` with known secret values and credential shapes replaced by ``[redacted]``.
+
+    `values` are those of `secret_values()`, where the caller has many texts and reads them once.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, "[redacted]")
     for shape in _SECRET_SHAPES:
         text = shape.sub("[redacted]", text)
@@ -116,20 +119,24 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+def clean(text: str, limit: int = TEXT_LIMIT, values: Sequence[str] | None = None) -> str:
     """Redacted, printable and clipped: the form in which any text goes out."""
     # Clipped generously first, so that 30 MB of log never go through the expressions.
-    return clip(redact(printable(clip(text, 8 * limit))), limit)
+    return clip(redact(printable(clip(text, 8 * limit)), values), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """`clean` over every string (keys too) of a JSON value; other scalars pass through.
 
     Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
     level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
     """
+    return _clean_value(value, limit, 0, secret_values())
+
+
+def _clean_value(value: Any, limit: int, depth: int, values: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return clean(value, limit)
+        return clean(value, limit, values)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if depth > 20:
@@ -137,8 +144,10 @@ def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
     room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
         pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
-        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
-    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+        return {
+            clean(str(k), 200, values): _clean_value(v, limit, depth + 1, values) for k, v in pairs
+        }
+    return [_clean_value(v, limit, depth + 1, values) for v in _fewer(list(value), room, str)]
 
 
 def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:

@@ -62,8 +62,9 @@ class CountingEngine:
     """`forced` maps a prompt's tokens to the answer that is given instead of the counted one.
 
     `gate` is waited for before each dispatch: a test that clears it holds the engine, and so does
-    the dispatch number `hold_after` when it is done. `fault`, once set, is what the next raises. `log` has every dispatch: ("prefill", slot) and
-    ("decode", slots, steps). `loading` is waited for in `load`.
+    the dispatch number `hold_after` when it is done. `fault`, once set, is what the next raises.
+    `log` has every dispatch: ("prefill", slot) and ("decode", slots, steps). `loading` is waited
+    for in `load`.
     """
 
     def __init__(

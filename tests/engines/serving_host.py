@@ -1,4 +1,4 @@
-"""The whole server in this process, on loopback, over any engine: for tests that talk HTTP to it."""
+"""The whole server in this process, on loopback, over any engine: for tests that speak HTTP."""
 
 from __future__ import annotations
 

@@ -419,6 +419,12 @@ class Shards(WeightsCase):
             self.index()
             self.assertIn("no safetensors file", self.refusal(self.config))
 
+    def test_names_that_no_system_takes(self) -> None:
+        for name in ("x" * 5000 + ".safetensors", "a\0b.safetensors", "\ud800.safetensors"):
+            self.map = dict.fromkeys(self.tensors, name)
+            self.index()
+            self.assertIn(name[:100], self.refusal(self.config))
+
     def test_an_index_without_a_map(self) -> None:
         for content in ("{}", '{"weight_map": {}}', '{"weight_map": []}', "[]", "{", ""):
             (self.folder / INDEX).write_text(content, encoding="utf-8")

@@ -54,7 +54,7 @@ class Conversations(FolderCase):
         )
 
     def test_a_control_token_in_a_message_is_its_letters(self) -> None:
-        """Whatever the message says, there is one turn of the user, and the letters are all there."""
+        """Whatever the message says, there is one turn, and the letters are all there."""
         text = self.text_of()
         control = {text.tokenizer.token_to_id(word) for word in CONTROL}
         plain = [n for n in text.chat_ids([("user", "x")], NO_FLAGS) if n in control]
@@ -152,7 +152,10 @@ class Templates(unittest.TestCase):
             ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
             ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=True) }}", '{"a": 2, "b": 1}'),
             ("{{ 'ä' | tojson(ensure_ascii=True) }}", '"\\u00e4"'),
-            ("{% for n in [1, 2, 3] %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}", "1"),
+            (
+                "{% for n in [1, 2, 3] %}{% if n == 2 %}{% break %}{% endif %}{{ n }}{% endfor %}",
+                "1",
+            ),
             ("{% generation %}{{ 1 }}{% endgeneration %}", "1"),
             ("  {% if true %}\nx\n  {% endif %}\n", "x\n"),
             ("{{ tools is none }}", "True"),
@@ -207,11 +210,20 @@ class Folders(FolderCase):
         self.assertEqual(defaults, SamplingDefaults(temperature=0.5, top_k=64, top_p=0.95))
 
     def test_defaults_that_cannot_be_are_not_taken(self) -> None:
-        told = {"temperature": None, "top_k": -1, "top_p": 0, "min_p": True, "repetition_penalty": 0}
+        told = {
+            "temperature": None,
+            "top_k": -1,
+            "top_p": 0,
+            "min_p": True,
+            "repetition_penalty": 0,
+        }
         self.assertEqual(self.text_of(generation_config=told).defaults, SamplingDefaults())
 
     def test_a_template_in_the_tokenizer_s_config(self) -> None:
-        for told in ("old {{ bos_token }}", [{"name": "default", "template": "old {{ bos_token }}"}]):
+        for told in (
+            "old {{ bos_token }}",
+            [{"name": "default", "template": "old {{ bos_token }}"}],
+        ):
             config = {"bos_token": "<bos>", "chat_template": told}
             text = self.text_of(template=None, tokenizer_config=config)
             assert text.template is not None

@@ -150,7 +150,9 @@ class Answers(HttpCase):
             body = host.complete(max_tokens=12, stop=stop).json()
             self.assertEqual(body["choices"][0]["text"], text)
             self.assertEqual(body["choices"][0]["finish_reason"], finish)
-        self.assertEqual(host.complete(max_tokens=9, stop="STOP").json()["usage"]["total_tokens"], 10)
+        self.assertEqual(
+            host.complete(max_tokens=9, stop="STOP").json()["usage"]["total_tokens"], 10
+        )
 
     def test_settings_reach_the_engine(self) -> None:
         host = self.host()
@@ -216,7 +218,9 @@ class LogProbabilities(HttpCase):
         self.assertEqual(told["tokens"], ["a", "\ufffd", "\ufffd", "b", "<eos>"])
         self.assertEqual(told["text_offset"], [0, 1, 1, 2, 3])
         self.assertEqual(len(told["token_logprobs"]), 5)
-        self.assertTrue(all(name in top for name, top in zip(told["tokens"], told["top_logprobs"])))
+        for name, top in zip(told["tokens"], told["top_logprobs"], strict=True):
+            self.assertEqual(top[name], -0.5)
+            self.assertEqual(max(top.values()), -0.5)
 
     def test_tokens_by_their_ids(self) -> None:
         host = self.answering(*ids_of("ab"))
@@ -422,6 +426,9 @@ class Refusals(HttpCase):
         for name in ("localhost", f"LOCALHOST:{host.port}", "[::1]", f"[::1]:{host.port}"):
             response = host.http.get("/v1/models", headers={"Host": name})
             self.assertEqual(response.status_code, 200)
+        keyed = self.host(api_key="k")
+        headers = {"Host": "proxy.example", "Authorization": "Bearer k"}
+        self.assertEqual(keyed.http.get("/v1/models", headers=headers).status_code, 200)
 
     def test_a_full_queue(self) -> None:
         engine = CountingEngine(slots=1, vocabulary=SIZE)

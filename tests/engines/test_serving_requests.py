@@ -177,8 +177,8 @@ class Honoured(RequestCase):
             self.assertEqual(make(**nothing).generation, make().generation)
 
     def test_null_is_what_is_not_given(self) -> None:
-        names = ("temperature", "top_p", "stop", "seed", "tools", "logit_bias", "stream_options")
-        names += ("n", "user", "max_tokens", "response_format", "top_k", "anything")
+        names = ["temperature", "top_p", "stop", "seed", "tools", "logit_bias", "stream_options"]
+        names += ["n", "user", "max_tokens", "response_format", "top_k", "anything"]
         for make in BOTH:
             self.assertEqual(make(**dict.fromkeys(names)).generation, make().generation)
 
@@ -295,8 +295,8 @@ class Refused(RequestCase):
             self.refused(
                 "stream_options.continuous_usage_stats", make, stream=True, stream_options=options
             )
-            options = {"include_usage": 1}
-            self.refused("stream_options.include_usage", make, stream=True, stream_options=options)
+            number = {"include_usage": 1}
+            self.refused("stream_options.include_usage", make, stream=True, stream_options=number)
 
     def test_two_limits_that_differ(self) -> None:
         self.refused("max_tokens", chat, max_tokens=5, max_completion_tokens=6)
@@ -341,12 +341,13 @@ class Refused(RequestCase):
                 self.assertIn("image_url is not supported", refusal.message)
 
     def test_template_flags_that_cannot_be(self) -> None:
-        for flags in ({"enable_thinking": "yes"}, {"enable_thinking": 1}, {"x": {}}, {"x": "{{"}):
+        given: tuple[dict[str, Any], ...] = ({"enable_thinking": "yes"}, {"enable_thinking": 1})
+        for flags in (*given, {"x": {}}, {"x": "{{"}):
             name = f"chat_template_kwargs.{next(iter(flags))}"
             self.refused(name, chat, chat_template_kwargs=flags)
 
     def test_prompts_that_cannot_be(self) -> None:
-        for prompt in (
+        prompts: tuple[Any, ...] = (
             [],
             5,
             {},
@@ -360,7 +361,8 @@ class Refused(RequestCase):
             [1, 2.0],
             [[]],
             [{}],
-        ):
+        )
+        for prompt in prompts:
             self.refused("prompt", completion, prompt=prompt)
 
     def test_bodies_that_are_no_object(self) -> None:

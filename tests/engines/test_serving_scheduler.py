@@ -13,6 +13,7 @@ from forge.engines.serving.slot_engine import EngineFault, Sampling, StepToken
 from tests.engines.counting_engine import CountingEngine, answer_alone
 
 PATIENCE_S = 30
+USUAL = Sampling()
 
 
 class Job:
@@ -22,7 +23,7 @@ class Job:
         self,
         prompt: Sequence[int],
         limit: int,
-        sampling: Sampling = Sampling(),
+        sampling: Sampling = USUAL,
         stop_after: int | None = None,
         breaks_at: int | None = None,
     ) -> None:
@@ -141,7 +142,7 @@ class Answers(SchedulerCase):
                     self.assertIn(ended, ("stop", "length"))
                     self.assertEqual(job.got[: len(alone)], alone)
                 self.assertEqual(job.calls_after_the_last, 0)
-            self.assertTrue(scheduler.close(PATIENCE_S))
+            self.assertTrue(scheduler.finish(PATIENCE_S))
             self.assertEqual(engine.talks, {})
 
     def test_a_short_answer_is_not_held_up_by_a_long_prompt(self) -> None:
@@ -160,18 +161,26 @@ class Answers(SchedulerCase):
         for before, after in zip(chunks[:-1], chunks[1:], strict=True):
             self.assertEqual(kinds[before + 1 : after].count("decode"), 1)
 
-    def test_no_more_steps_than_anybody_needs(self) -> None:
+    def steps_of(self, *limits: int) -> list[object]:
+        """The steps of each decode of two slots, when answers of these limits come at once."""
         engine = CountingEngine(slots=2, steps=8)
         scheduler = self.begun(engine)
         engine.gate.clear()
-        jobs = [Job([1], 2), Job([2], 6)]
+        jobs = [Job([n + 1], limit) for n, limit in enumerate(limits)]
         for job in jobs:
             scheduler.submit(job)
         engine.gate.set()
         for job in jobs:
             job.wait()
-        steps = [entry[2] for entry in engine.log if entry[0] == "decode"]
-        self.assertEqual(steps, [1, 5])
+        return [entry[2] for entry in engine.log if entry[0] == "decode"]
+
+    def test_no_more_steps_than_anybody_needs(self) -> None:
+        """The first answer is eight tokens ahead when the second begins."""
+        self.assertEqual(self.steps_of(2, 6), [1, 5])
+        self.assertEqual(self.steps_of(12, 12), [8, 8, 3])
+
+    def test_where_others_wait_no_more_than_frees_the_next_slot(self) -> None:
+        self.assertEqual(self.steps_of(12, 12, 2), [8, 3, 8])
 
     def test_who_waits_for_a_slot_gets_the_first_that_is_free(self) -> None:
         """While others wait, a decode ends with the answer that ends first."""
@@ -284,15 +293,16 @@ class Bounds(SchedulerCase):
         self.assertEqual(job.calls_after_the_last, 0)
 
     def test_the_view_counts(self) -> None:
-        engine = CountingEngine(slots=2, context=50)
+        """Held after a prompt of ten is read and five tokens of its answer are there."""
+        engine = CountingEngine(slots=2, context=50, chunk=16)
+        engine.hold_after = 2
         scheduler = self.begun(engine)
-        engine.gate.clear()
-        jobs = [Job(range(10), 5) for _ in range(5)]
+        jobs = [Job(range(10), 9) for _ in range(5)]
         for job in jobs:
             scheduler.submit(job)
-        self.wait_for(lambda: scheduler.view().running == 2)
+        self.wait_for(lambda: scheduler.view().kv_used_share == (10 + 5 + 10) / 100)
         view = scheduler.view()
-        self.assertEqual((view.waiting, view.kv_used_share), (3, 20 / 100))
+        self.assertEqual((view.running, view.waiting), (2, 3))
         self.assertEqual(view.counters["kv_bytes"], 4096)
         engine.gate.set()
         for job in jobs:
@@ -320,7 +330,7 @@ class Faults(SchedulerCase):
         engine = CountingEngine()
         scheduler = self.begun(engine)
         bad, good = Job([2], 20, breaks_at=0), Job([1], 20)
-        bad.fail = lambda words: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        bad.fail = lambda words: 1 / 0  # type: ignore[method-assign, assignment]
         scheduler.submit(bad)
         scheduler.submit(good)
         self.assertEqual(good.wait(), "length")
@@ -389,7 +399,7 @@ class Ends(SchedulerCase):
         with self.assertRaisesRegex(NotServing, "stopping"):
             scheduler.submit(Job([3], 2))
         engine.gate.set()
-        self.assertTrue(scheduler.close(PATIENCE_S))
+        self.assertTrue(scheduler.finish(PATIENCE_S))
         self.assertEqual([job.end for job in jobs], ["length", "length"])
         self.assertEqual(scheduler.view().phase, "closed")
 
@@ -400,7 +410,8 @@ class Ends(SchedulerCase):
         scheduler.submit(running)
         scheduler.submit(waiting)
         self.assertTrue(running.some.wait(PATIENCE_S))
-        self.assertTrue(scheduler.close(0.0))
+        self.assertFalse(scheduler.finish(0.01))
+        self.assertTrue(scheduler.close(PATIENCE_S))
         self.assertEqual([running.wait(), waiting.wait()], ["the server is stopping"] * 2)
 
     def test_closing_a_scheduler_that_was_never_started(self) -> None:

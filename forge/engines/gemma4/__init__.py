@@ -1,1 +1,1 @@
-"""The architecture of Gemma 4: its config, its tensors, its sizes. Knows numpy alone."""
+"""The architecture of Gemma 4: config, tensors, sizes. Knows numpy and ml_dtypes alone."""

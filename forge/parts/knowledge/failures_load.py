@@ -315,10 +315,11 @@ change act install the set that the engine's release pins, in one resolution
 futile engine flags
 
 == jax_server_refused | root | certain
-line jax_server: (?!\s*\d+% |listening on |whoever reaches |ended during |cannot listen )\S
+line jax_server: (?!\s*\d+% |listening on |whoever reaches
+  |ended during |cannot listen )\S
 unless RESOURCE_EXHAUSTED|Unable to allocate
-cause The JAX engine does not take what it was started with; the line names the key, the tensor or the
-  option.
+cause The JAX engine does not take what it was started with; the line names the key, the tensor or
+  the option.
 change setting MODEL_NAME: as it is -> a Gemma 4 release in bf16 or f32, whole (it computes no other
   model, no quantised weights, and fills no gap)
 change flag --max-model-len: as it is -> what the line allows, where it speaks of positions

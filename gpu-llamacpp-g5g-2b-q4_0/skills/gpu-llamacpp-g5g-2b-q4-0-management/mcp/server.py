@@ -22,129 +22,130 @@ other commands.
 """
 
 # Contents, by line:
-#   226 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   272 ground / lean_program: A Python program's text without what only people read, for where …
-#   309 ground / names: Closed grammars for every identifier that a tool takes. What does not …
-#   371 ground / ports: Who listens on which loopback port of this computer, by the process table. …
-#   418 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   523 ground / results: The base of every typed tool result: a sentence for people and the next …
-#   566 ground / schema_faults: A validation error as sentences for people and for results, …
-#   580 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
-#   726 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   864 ground / journal: An append-only record of what was intended and what became of it, one …
-#   926 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
-#   963 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#  1246 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
-#  1495 ground / tokens: Single-use tokens that bind a confirmation to one very thing, kept on …
-#  1610 knowledge / boot_marks: Reads the marks that a rented machine writes while it boots, and …
-#  1790 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#  1843 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#  1944 knowledge / load_matrix: Which weights are known to load on which engine and chip, and …
-#  2039 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2131 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
-#  2277 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
-#  2442 knowledge / refusal_answer: What a refused request for a machine means: the form that …
-#  2518 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  2947 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
-#  3003 knowledge / probe_report: What a probe report is: closed records of what a served model …
-#  3180 knowledge / report_compare: What differs between two reports, and which of their cells may …
-#  3345 knowledge / sweep_refusals: For how long a refused request keeps its place from being …
-#  3469 knowledge / sweep_plan: A sweep's wish, its order, how long it waits where, and the record …
-#  3806 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
-#  4015 boundaries / aws_clients: AWS's SDK for a rig: of which account the calls are, one attempt …
-#  4298 boundaries / aws_secrets: Secrets Manager for one secret of a rig: saved from here, never …
-#  4425 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
-#  4660 boundaries / hf_token: The Hugging Face token of the person at this computer: from the …
-#  4734 boundaries / judge_program: Runs judge.py, the report gate's own program beside server.py, …
-#  4796 boundaries / llama_api: What llama.cpp's server tells beside its OpenAI-style API: its …
-#  4885 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  4958 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
-#  5011 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
-#  5145 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
-#  5186 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
-#  5244 boundaries / refusal_program: Runs triage.py, the failure bank's own program beside …
-#  5287 boundaries / report_store: Where reports lie and how they are read and written: plain …
-#  5526 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
-#  5607 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
-#  5694 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
-#  5751 boundaries / ssm_shell: Runs one act of a fixed program on a rented machine through …
-#  5978 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
-#  6015 planes / billing: What a place costs while it is there: the optional verb of planes that …
-#  6054 planes / capacity_plane: What a plane that rents machines is to the toolsets: offers, …
-#  6247 planes / ec2_image: Which image a public parameter of Systems Manager means in a region, …
-#  6351 planes / ec2_settings: What every rig on EC2 has to name: the account, the machine, its …
-#  6480 planes / ec2_catalogue: What EC2 offers an account: zones, prices, quotas, and the image …
-#  6834 planes / ec2_setup_acts: What a rig wants of an AWS account once, and what was found of …
-#  6890 planes / ec2_setup_role: The role of a rig's machines and its instance profile: what of …
-#  7101 planes / ec2_setup_store: What a rig keeps in an AWS account between machines: a bucket …
-#  7219 planes / ec2_setup: What an AWS account needs once for a rig, made or taken back, in the …
-#  7282 planes / ec2_user_data: What a machine on EC2 gets with its create call: its end, its …
-#  7430 planes / host_plane: What a plane gives to reach into a machine that it rents: its boot, a …
-#  7477 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  7567 planes / ec2_needs: What a rig on EC2 needs of this computer and of the account: …
-#  7620 planes / rented_record: Which machine is this rig's, as written down before it was asked …
-#  7733 planes / hosted_serving: Serving on a machine that is rented: what serves is found through …
-#  8073 planes / server_book: The model server of a rig on this computer as it stands on record, …
-#  8148 planes / sweep_plane: What a sweep needs of a provider: to ask for a machine, to look at …
-#  8216 planes / ec2_things: What EC2 answers, in a plane's words: machines, volumes, and why a …
-#  8471 planes / ec2_order: What a machine on EC2 is to be: the parameters of the one call that …
-#  8626 planes / ec2_calls: The calls of EC2 that a plane needs: reading machines and volumes, the …
-#  8932 planes / ec2_host: Reaching into a machine on EC2: its boot, an act on it, a tunnel, its …
-#  9120 planes / ec2: EC2 as a plane: GPU machines that are asked for, listed, reached into …
-#  9354 planes / sweep: The sweep: asks place after place for one machine, with at most one …
-#  9823 runtimes / llama_machine_log: What llama-server's log says of where a model lies: on the …
-#  9858 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-#  9938 runtimes / llama_source: llama.cpp's source, pinned: out of a package of the Python index, …
-#  9999 runtimes / llama_machine: llama.cpp on a rented machine, which builds its server for the …
-# 10287 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-# 10458 toolsets / consent: Asks the person behind the client, on either protocol, from within a …
-# 10516 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
-# 10560 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
-# 10664 toolsets / report_text: A report as text for people and for models: one table, the …
-# 10772 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-# 11075 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-# 11209 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-# 11343 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-# 11415 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-# 11458 toolsets / load_record: What this rig's own boots showed of loading: kept, and shown …
-# 11567 toolsets / machine_tools: The tools about a rented machine itself: its boot as the console …
-# 11641 toolsets / rental_book: What this rig rents, as the provider has it and as the journal …
-# 11830 toolsets / gpu_machine: The tools of a rented machine with a GPU: what GPU it has, its …
-# 12080 toolsets / rental: The acts of renting: a create that never makes twins, a destroy that …
-# 12462 toolsets / rental_costs: What a rented machine would cost, and where the account may have …
-# 12673 toolsets / aws_tools: The tools that only an AWS account has: its secret.
-# 12723 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-# 12921 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-# 13012 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
-# 13207 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-# 13427 toolsets / boot_watch: Watching a rented machine come up: its grant, its boot phase by …
-# 13614 toolsets / capacity: The capacity toolset: find, create, list, describe and destroy what a …
-# 14018 toolsets / deployment: What a rented machine will run, before it runs: the boot order, the …
-# 14196 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
-# 14277 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-# 14466 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-# 14639 toolsets / capacity_search: Finding a machine: census, catalogue, quota, budget and the …
-# 14902 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-# 14966 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-# 15230 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-# 15509 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
-# 15772 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-# 15900 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-# 16025 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-# 16315 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-# 16444 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 16755 toolsets / rented_serving: The serving toolset of a rented machine, which starts its model …
-# 16953 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 17040 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 17156 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 17355 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 17519 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 17721 assembly / ec2_setup_command: `server.py set-up`: what an AWS account needs once for a …
-# 17819 assembly / take_down: `server.py take-down`: everything that a rig rents, shown, asked …
-# 17895 assembly / rented_machine: The half of a rented machine's plane that serves on it, over …
-# 17939 assembly / ec2_rig: EC2 as the plane of a rig that serves a model on the GPU machine which …
-# 17998 assembly / ec2_llama_rig: A rig that serves llama.cpp, built there, on the GPU machine …
-# 18035 rigs / gpu_llamacpp_g5g_2b_q4_0: gpu-llamacpp-g5g-2b-q4_0: Gemma 4 E2B in q4_0 through …
+#   214 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   260 ground / lean_program: A Python program's text without what only people read, for where …
+#   297 ground / names: Closed grammars for every identifier that a tool takes. What does not …
+#   359 ground / ports: Who listens on which loopback port of this computer, by the process table. …
+#   406 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   520 ground / results: The base of every typed tool result: a sentence for people and the next …
+#   563 ground / schema_faults: A validation error as sentences for people and for results, …
+#   577 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
+#   723 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   861 ground / journal: An append-only record of what was intended and what became of it, one …
+#   923 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
+#   960 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#  1243 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
+#  1492 ground / tokens: Single-use tokens that bind a confirmation to one very thing, kept on …
+#  1607 knowledge / boot_marks: Reads the marks that a rented machine writes while it boots, and …
+#  1787 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#  1840 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#  1941 knowledge / load_matrix: Which weights are known to load on which engine and chip, and …
+#  2036 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2128 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
+#  2274 knowledge / prices: What renting an accelerator costs, per provider, region and way of …
+#  2439 knowledge / refusal_answer: What a refused request for a machine means: the form that …
+#  2515 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  2944 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
+#  3000 knowledge / probe_report: What a probe report is: closed records of what a served model …
+#  3177 knowledge / report_compare: What differs between two reports, and which of their cells may …
+#  3342 knowledge / sweep_refusals: For how long a refused request keeps its place from being …
+#  3466 knowledge / sweep_plan: A sweep's wish, its order, how long it waits where, and the record …
+#  3803 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
+#  4012 boundaries / aws_clients: AWS's SDK for a rig: of which account the calls are, one attempt …
+#  4295 boundaries / aws_secrets: Secrets Manager for one secret of a rig: saved from here, never …
+#  4422 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
+#  4657 boundaries / hf_token: The Hugging Face token of the person at this computer: from the …
+#  4731 boundaries / judge_program: Runs judge.py, the report gate's own program beside server.py, …
+#  4793 boundaries / llama_api: What llama.cpp's server tells beside its OpenAI-style API: its …
+#  4882 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  4955 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
+#  5008 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
+#  5142 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
+#  5183 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
+#  5241 boundaries / refusal_program: Runs triage.py, the failure bank's own program beside …
+#  5284 boundaries / report_store: Where reports lie and how they are read and written: plain …
+#  5523 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
+#  5604 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
+#  5691 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
+#  5748 boundaries / ssm_shell: Runs one act of a fixed program on a rented machine through …
+#  5975 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
+#  6012 planes / billing: What a place costs while it is there: the optional verb of planes that …
+#  6051 planes / capacity_plane: What a plane that rents machines is to the toolsets: offers, …
+#  6244 planes / ec2_image: Which image a public parameter of Systems Manager means in a region, …
+#  6348 planes / ec2_settings: What every rig on EC2 has to name: the account, the machine, its …
+#  6477 planes / ec2_catalogue: What EC2 offers an account: zones, prices, quotas, and the image …
+#  6831 planes / ec2_setup_acts: What a rig wants of an AWS account once, and what was found of …
+#  6887 planes / ec2_setup_role: The role of a rig's machines and its instance profile: what of …
+#  7098 planes / ec2_setup_store: What a rig keeps in an AWS account between machines: a bucket …
+#  7216 planes / ec2_setup: What an AWS account needs once for a rig, made or taken back, in the …
+#  7279 planes / ec2_user_data: What a machine on EC2 gets with its create call: its end, its …
+#  7427 planes / host_plane: What a plane gives to reach into a machine that it rents: its boot, a …
+#  7474 planes / plane: What a plane is to the toolsets: a place where a model server can be …
+#  7564 planes / ec2_needs: What a rig on EC2 needs of this computer and of the account: …
+#  7617 planes / rented_record: Which machine is this rig's, as written down before it was asked …
+#  7730 planes / hosted_serving: Serving on a machine that is rented: what serves is found through …
+#  8070 planes / server_book: The model server of a rig on this computer as it stands on record, …
+#  8145 planes / sweep_plane: What a sweep needs of a provider: to ask for a machine, to look at …
+#  8213 planes / ec2_things: What EC2 answers, in a plane's words: machines, volumes, and why a …
+#  8468 planes / ec2_order: What a machine on EC2 is to be: the parameters of the one call that …
+#  8623 planes / ec2_calls: The calls of EC2 that a plane needs: reading machines and volumes, the …
+#  8929 planes / ec2_host: Reaching into a machine on EC2: its boot, an act on it, a tunnel, its …
+#  9117 planes / ec2: EC2 as a plane: GPU machines that are asked for, listed, reached into …
+#  9351 planes / sweep: The sweep: asks place after place for one machine, with at most one …
+#  9820 runtimes / llama_machine_log: What llama-server's log says of where a model lies: on the …
+#  9855 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+#  9935 runtimes / llama_source: llama.cpp's source, pinned: out of a package of the Python index, …
+#  9996 runtimes / llama_machine: llama.cpp on a rented machine, which builds its server for the …
+# 10284 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+# 10455 toolsets / caller: Who calls a tool, and what a tool may hand over beside text; the …
+# 10506 toolsets / consent: Asks the person behind the client, on either protocol, from within a …
+# 10562 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
+# 10606 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
+# 10710 toolsets / report_text: A report as text for people and for models: one table, the …
+# 10818 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+# 11121 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+# 11255 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+# 11389 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+# 11461 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+# 11504 toolsets / load_record: What this rig's own boots showed of loading: kept, and shown …
+# 11613 toolsets / machine_tools: The tools about a rented machine itself: its boot as the console …
+# 11687 toolsets / rental_book: What this rig rents, as the provider has it and as the journal …
+# 11876 toolsets / gpu_machine: The tools of a rented machine with a GPU: what GPU it has, its …
+# 12126 toolsets / rental: The acts of renting: a create that never makes twins, a destroy that …
+# 12508 toolsets / rental_costs: What a rented machine would cost, and where the account may have …
+# 12719 toolsets / aws_tools: The tools that only an AWS account has: its secret.
+# 12769 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+# 12967 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+# 13058 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
+# 13253 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+# 13473 toolsets / boot_watch: Watching a rented machine come up: its grant, its boot phase by …
+# 13660 toolsets / capacity: The capacity toolset: find, create, list, describe and destroy what a …
+# 14058 toolsets / deployment: What a rented machine will run, before it runs: the boot order, the …
+# 14236 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
+# 14317 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+# 14506 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+# 14679 toolsets / capacity_search: Finding a machine: census, catalogue, quota, budget and the …
+# 14942 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+# 15006 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+# 15270 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+# 15549 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
+# 15812 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+# 15940 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+# 16065 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+# 16355 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 16484 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 16795 toolsets / rented_serving: The serving toolset of a rented machine, which starts its model …
+# 16993 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 17080 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 17234 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 17434 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 17598 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 17800 assembly / ec2_setup_command: `server.py set-up`: what an AWS account needs once for a …
+# 17898 assembly / take_down: `server.py take-down`: everything that a rig rents, shown, asked …
+# 17976 assembly / rented_machine: The half of a rented machine's plane that serves on it, over …
+# 18020 assembly / ec2_rig: EC2 as the plane of a rig that serves a model on the GPU machine which …
+# 18079 assembly / ec2_llama_rig: A rig that serves llama.cpp, built there, on the GPU machine …
+# 18116 rigs / gpu_llamacpp_g5g_2b_q4_0: gpu-llamacpp-g5g-2b-q4_0: Gemma 4 E2B in q4_0 through …
 
 from __future__ import annotations
 
@@ -156,6 +157,7 @@ import dataclasses
 import difflib
 import errno
 import fcntl
+import functools
 import gzip
 import hashlib
 import io
@@ -206,20 +208,6 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, cast, get_args, r
 
 import httpx2
 import platformdirs
-from mcp import Client
-from mcp.server.mcpserver import Context, Image, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
-from mcp.shared.exceptions import MCPError
-from mcp.types import (
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitResult,
-    InputRequiredResult,
-    TextContent,
-    ToolAnnotations,
-)
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -458,9 +446,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
-def redact(text: str) -> str:
-    """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` with known secret values and credential shapes replaced by ``[redacted]``.
+
+    `values` are those of `secret_values()`, where the caller has many texts and reads them once.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, "[redacted]")
     for shape in _SECRET_SHAPES:
         text = shape.sub("[redacted]", text)
@@ -485,20 +476,24 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+def clean(text: str, limit: int = TEXT_LIMIT, values: Sequence[str] | None = None) -> str:
     """Redacted, printable and clipped: the form in which any text goes out."""
     # Clipped generously first, so that 30 MB of log never go through the expressions.
-    return clip(redact(printable(clip(text, 8 * limit))), limit)
+    return clip(redact(printable(clip(text, 8 * limit)), values), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """`clean` over every string (keys too) of a JSON value; other scalars pass through.
 
     Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
     level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
     """
+    return _clean_value(value, limit, 0, secret_values())
+
+
+def _clean_value(value: Any, limit: int, depth: int, values: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return clean(value, limit)
+        return clean(value, limit, values)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if depth > 20:
@@ -506,8 +501,10 @@ def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
     room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
         pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
-        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
-    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+        return {
+            clean(str(k), 200, values): _clean_value(v, limit, depth + 1, values) for k, v in pairs
+        }
+    return [_clean_value(v, limit, depth + 1, values) for v in _fewer(list(value), room, str)]
 
 
 def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:
@@ -10455,6 +10452,57 @@ def cell_lines(report: BenchReport) -> list[str]:
     return lines
 
 
+# ── toolsets / caller ─────────────────────────────────────────────────────────────────────────────
+# Who calls a tool, and what a tool may hand over beside text; the guarded tool translates both.
+#
+# Knows nothing of the SDK: it takes most of a second to import, and a job's worker speaks no MCP.
+
+
+class Caller(Protocol):
+    """What a tool's parameter `ctx` can do: the part of the SDK's Context that toolsets use."""
+
+    @property
+    def client_capabilities(self) -> Any: ...
+
+    @property
+    def protocol_version(self) -> str | None: ...
+
+    @property
+    def input_responses(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def request_state(self) -> str | None: ...
+
+    async def report_progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Tell how far a call has come."""
+
+    async def elicit(self, message: str, schema: Any) -> Any:
+        """Ask the person behind the client to fill in `schema`."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that a tool shows."""
+
+    data: bytes
+
+
+class QuestionFirst(Exception):
+    """The call is to be made again with a person's answer: the question rides in the result.
+
+    `key` names the answer, `schema` is what is to be filled in, `state` comes back with it.
+    """
+
+    def __init__(self, question: str, key: str, schema: dict[str, Any], state: str) -> None:
+        super().__init__(question)
+        self.question = question
+        self.key = key
+        self.schema = schema
+        self.state = state
+
+
 # ── toolsets / consent ────────────────────────────────────────────────────────────────────────────
 # Asks the person behind the client, on either protocol, from within a tool's body.
 #
@@ -10474,11 +10522,12 @@ class Confirmation(BaseModel):
     confirm: bool = Field(description="Really do it? There is no way back.")
 
 
-async def ask_user(ctx: Context, question: str) -> Consent | InputRequiredResult:
-    """Whether the person behind the client agrees; an InputRequiredResult is to be returned as is.
+async def ask_user(ctx: Caller, question: str) -> Consent:
+    """Whether the person behind the client agrees.
 
-    The client then calls the tool again, and the same question gives the answer; an answer to any
-    other wording is not taken. Dismissing the question is refusing it.
+    Raises QuestionFirst where the question rides in the result: the client then calls the tool
+    again, and the same question gives the answer; an answer to any other wording is not taken.
+    Dismissing the question is refusing it.
     """
     capabilities = ctx.client_capabilities
     asks = capabilities.elicitation if capabilities is not None else None
@@ -10495,16 +10544,13 @@ async def ask_user(ctx: Context, question: str) -> Consent | InputRequiredResult
     digest = hashlib.sha256(question.encode()).hexdigest()
     answer = (ctx.input_responses or {}).get(_ANSWER_KEY)
     if answer is None or ctx.request_state != digest:
-        asked = ElicitRequestFormParams(
-            message=question, requested_schema=Confirmation.model_json_schema()
-        )
-        return InputRequiredResult(
-            input_requests={_ANSWER_KEY: ElicitRequest(params=asked)}, request_state=digest
-        )
+        raise QuestionFirst(question, _ANSWER_KEY, Confirmation.model_json_schema(), digest)
     return "given" if _agrees(answer) else "refused"
 
 
 def _agrees(answer: object) -> bool:
+    from mcp.types import ElicitResult
+
     if not isinstance(answer, ElicitResult) or answer.action != "accept":
         return False
     try:
@@ -12783,7 +12829,7 @@ class ReportsToolset(Toolset):
         return report_list(found, len(names))
 
     @rig_tool(title="Show a benchmark report", effect="reads", structured=False)
-    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Image]:
+    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Picture]:
         """One report: as a table ('text'), as a plot of throughput and latency against concurrency
         ('curves'), or as a plot of throughput over concurrency and prompt length ('heatmap').
         Failed cells are shown as failed. Plots come as a PNG image and take some seconds."""
@@ -12794,7 +12840,7 @@ class ReportsToolset(Toolset):
         draw = plot_curves if view == "curves" else plot_heatmap
         picture = await asyncio.to_thread(draw, report)
         text = "; ".join([report_subject_line(report), *report_caveats(report)])
-        return [clean(text), Image(data=picture, format="png")]
+        return [clean(text), Picture(picture)]
 
     @rig_tool(title="Compare two benchmark reports", effect="reads")
     async def compare_reports(
@@ -13841,8 +13887,8 @@ class CapacityToolset(Toolset):
 
     @rig_tool(name="{destroy}_{rental}", title="Destroy a {rented}", effect="destroys")
     async def destroy(
-        self, ctx: Context, name: ResourceName, zone: Zone, token: PlanToken
-    ) -> DestroyOutcome | InputRequiredResult:
+        self, ctx: Caller, name: ResourceName, zone: Zone, token: PlanToken
+    ) -> DestroyOutcome:
         """DELETES a {rented} of this rig and the disk in it, for good; its billing ends. Takes the
         token of plan_destroy, refuses when anything differs from the plan, asks the user where the
         client can. UNKNOWN means that it is still there and may still cost money."""
@@ -13851,8 +13897,6 @@ class CapacityToolset(Toolset):
         rental = await self.rentals.planned(name, zone, token)
         if rental is not None and self.rentals.settings.destroy_asks_user:
             consent = await ask_user(ctx, self._question(rental))
-            if isinstance(consent, InputRequiredResult):
-                return consent
             await self._heed(consent, token)
         return self._destroyed(name, zone, await self.rentals.destroy(name, zone, token))
 
@@ -13867,17 +13911,13 @@ class CapacityToolset(Toolset):
         return self._orphaned(found, census.unread, token)
 
     @rig_tool(title="Destroy the orphans", effect="destroys")
-    async def reap_orphans(
-        self, ctx: Context, token: ReapToken
-    ) -> ReapOutcome | InputRequiredResult:
+    async def reap_orphans(self, ctx: Caller, token: ReapToken) -> ReapOutcome:
         """DELETES every orphan that list_orphans showed, for good, and proves for each that it is
         gone. Refuses when there is another one by now; asks the user where the client can. What
         could not be ended is told by name: it may still cost money."""
         checked_name("token", "token", token)
         if self.rentals.settings.destroy_asks_user:
             consent = await ask_user(ctx, "Delete all orphans that were listed, for good?")
-            if isinstance(consent, InputRequiredResult):
-                return consent
             await self._heed(consent, token)
         return self._reaped(await self.rentals.reap(token))
 
@@ -14228,7 +14268,7 @@ class EndpointOutcome(Outcome):
     model: str = Field(description="The name to send as 'model' in requests.")
 
 
-async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
+async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Caller) -> JobRecord:
     """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
     deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
     told, sent = "", -1.0
@@ -14518,7 +14558,7 @@ class BenchmarkToolset(Toolset):
     @rig_tool(name="run_{bench}benchmark", title="Benchmark the served model", effect="changes")
     async def run_benchmark(
         self,
-        ctx: Context,
+        ctx: Caller,
         concurrency: StreamCounts = _DEFAULT_STREAMS,
         context_tokens: ContextLengths = _DEFAULT_CONTEXTS,
         output_tokens: Annotated[
@@ -14678,7 +14718,7 @@ class SearchingCapacityToolset(CapacityToolset):
     @rig_tool(name="find_{hardware}", title="Find a {rented} and take it", effect="changes")
     async def find(  # type: ignore[override]
         self,
-        ctx: Context,
+        ctx: Caller,
         zones: Zones = [],  # noqa: B006  # the schema's default; never changed
         wait_minutes: Annotated[
             float, Field(ge=1, le=1440, description="Give up after so many minutes.")
@@ -15812,7 +15852,7 @@ class ProbingToolset(Toolset):
     @rig_tool(title="Probe what the model can do", effect="changes")
     async def probe_capabilities(
         self,
-        ctx: Context,
+        ctx: Caller,
         cases: ProbeGroups = _ALL_PROBE_GROUPS,
         baseline: Annotated[
             str,
@@ -16144,7 +16184,7 @@ class DiagnosisToolset(Toolset):
         return self._remedy(answer.failures)
 
     @rig_tool(title="Compare the starts", effect="reads", structured=False)
-    async def get_boot_timeline(self) -> list[str | Image]:
+    async def get_boot_timeline(self) -> list[str | Picture]:
         """This rig's starts by phase, as a table and a picture of bars: the last one compared with
         the earlier ones, and a start under way that stands still longer than ever before is named.
         Changes nothing."""
@@ -16153,7 +16193,7 @@ class DiagnosisToolset(Toolset):
             return ["No start of this rig is on record yet. Next: get_system_status()"]
         remarks = [standing_still(self.context), *compared_starts(starts)]
         text = "\n".join([boot_table(starts), "", *filter(None, remarks)])
-        return [clean(text), Image(data=boot_picture(starts), format="png")]
+        return [clean(text), Picture(boot_picture(starts))]
 
     async def diagnosed(self, data: bytes | str, what: str) -> DiagnosisOutcome:
         """The outcome for the log `data`; `what` says where it came from."""
@@ -16795,7 +16835,7 @@ class ReachedServingToolset(StatusToolset):
         return {SERVE_JOB: self.watch.run}
 
     @rig_tool(name="wait_for_{ready}_ready", title="Wait until the model is ready", effect="reads")
-    async def wait_for_ready(self, ctx: Context, wait_s: WaitSeconds = 50) -> ServeOutcome:
+    async def wait_for_ready(self, ctx: Caller, wait_s: WaitSeconds = 50) -> ServeOutcome:
         """Wait up to wait_s seconds (50 at most) until {place} has booted and generated a token
         with the model that was asked for: phases, and the time left from this rig's earlier boots.
         {cold_boot}. Call it again while state is 'starting'."""
@@ -16878,7 +16918,7 @@ class ReachedServingToolset(StatusToolset):
         context.jobs.start_worker(job, context.server_file)
         return job
 
-    async def _followed(self, job_id: str, wait_s: float, ctx: Context) -> ServeOutcome:
+    async def _followed(self, job_id: str, wait_s: float, ctx: Caller) -> ServeOutcome:
         job = await follow_job(self.context, job_id, wait_s, ctx)
         if job.state == "done":
             finding = await self.context.plane.find()
@@ -16979,7 +17019,7 @@ class JobsToolset(Toolset):
     toolset_name = "jobs"
 
     @rig_tool(title="Follow a job", effect="reads")
-    async def get_job(self, ctx: Context, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
+    async def get_job(self, ctx: Caller, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
         """Where a job is: phase, percentage, seconds left, result or error. Waits up to wait_s
         seconds (50 at most) for its end, with progress; call it again while state is 'running'."""
         checked_name("job", "job_id", job_id)
@@ -17043,103 +17083,141 @@ def job_outcome(job: JobRecord) -> JobOutcome:
 # Knows no toolset. Covers stdio, HTTP and in-process calls alike, because it is the tool itself.
 
 # Hints for the client's permission dialogue. The wire's default for destructiveHint is true.
-_ANNOTATIONS: dict[ToolEffect, ToolAnnotations] = {
-    "reads": ToolAnnotations(read_only_hint=True, open_world_hint=False),
-    "changes": ToolAnnotations(
-        read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    ),
-    "destroys": ToolAnnotations(
-        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-    ),
+_HINTS: dict[ToolEffect, dict[str, Any]] = {
+    "reads": {"read_only_hint": True},
+    "changes": {"read_only_hint": False, "destructive_hint": False, "idempotent_hint": True},
+    "destroys": {"read_only_hint": False, "destructive_hint": True, "idempotent_hint": True},
 }
 _STRUCTURE_LIMIT = 48_000  # characters of a structured result as JSON
 
 
-class GuardedTool(Tool):
-    """A tool whose failures all begin with their class and whose results are clean and bounded."""
+class GuardedTool(Protocol):
+    """A tool of the SDK whose failures begin with their class and whose results are bounded."""
 
-    effect: ToolEffect = "reads"
-    read_only_rig: Callable[[], bool] = Field(default=lambda: False, exclude=True)
+    name: str
+    title: str | None
+    description: str
+    parameters: dict[str, Any]
+    effect: ToolEffect
 
-    @classmethod
-    def from_method(cls, method: ToolMethod, read_only_rig: Callable[[], bool]) -> GuardedTool:
-        """Register `method`; unknown arguments are refused (the SDK drops them silently)."""
-        tool = cls.from_function(
-            method.function,
-            name=method.name,
-            title=method.title,
-            description=method.description,
-            annotations=_ANNOTATIONS[method.effect],
-            structured_output=method.structured or False,
-        )
-        assert isinstance(tool, GuardedTool)
-        model = tool.fn_metadata.arg_model
-        model.model_config |= ConfigDict(extra="forbid", hide_input_in_errors=True)
-        model.model_rebuild(force=True)
-        tool.parameters = _without_titles(model.model_json_schema(by_alias=True))
-        tool.effect = method.effect
-        tool.read_only_rig = read_only_rig
-        return tool
 
-    async def run(
-        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
-    ) -> Any:
-        """Run the tool. Every failure is a ToolError whose first word is its class."""
-        try:
-            refused = self.effect != "reads" and self.read_only_rig()
-        except RigError as error:
-            raise ToolError(clean(str(error), 8000)) from None
-        if refused:
-            raise ToolError(
-                f"DENIED {self.name} changes something and this rig is read-only. "
-                "Next: unset RIG_READ_ONLY"
-            )
-        try:
-            result = await super().run(arguments, context, convert_result=False)
-            answer = self._clean_answer(result)
-            return self.fn_metadata.convert_result(answer) if convert_result else answer
-        except MCPError:
-            raise
-        except Exception as error:
-            raise ToolError(clean(self._error_text(error), 8000)) from None
+def guarded(method: ToolMethod, read_only_rig: Callable[[], bool]) -> GuardedTool:
+    """`method` as a tool; unknown arguments are refused (the SDK drops them silently)."""
+    from mcp.types import ToolAnnotations
 
-    def _error_text(self, error: Exception) -> str:
-        cause = error.__cause__ or error
-        if isinstance(cause, RigError):
-            return str(cause)
-        # Anywhere but in the arguments, the same exception is a fault of our own.
-        if isinstance(cause, ValidationError) and type(error) is ToolError:
-            faults = [
-                f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
-                for fault in cause.errors(include_input=False, include_url=False)
-            ]
-            return f"INVALID {'; '.join(faults)}; nothing was started. Next: correct the arguments"
-        if isinstance(cause, ToolError):
-            return f"INTERNAL {cause}"
-        trace = "".join(traceback.format_exception(cause))
-        print(clean(trace), file=sys.stderr, flush=True)
-        return (
-            f"INTERNAL {self.name} failed in a way nobody foresaw ({type(cause).__name__}); the "
-            "server goes on. Next: read its standard error, then get_system_status()"
-        )
+    takes_caller = "ctx" in method.function.__annotations__
+    tool = _guarded_tool_class().from_function(
+        method.function,
+        name=method.name,
+        title=method.title,
+        description=method.description,
+        context_kwarg="ctx" if takes_caller else None,
+        annotations=ToolAnnotations(open_world_hint=False, **_HINTS[method.effect]),
+        structured_output=method.structured or False,
+    )
+    model = tool.fn_metadata.arg_model
+    model.model_config |= ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model.model_rebuild(force=True)
+    tool.parameters = _without_titles(model.model_json_schema(by_alias=True))
+    tool.effect = method.effect
+    tool.read_only_rig = read_only_rig
+    guarded_tool: GuardedTool = tool
+    return guarded_tool
 
-    def _clean_answer(self, result: Any) -> Any:
-        """`result` redacted, printable and bounded; for models, text and structure say the same."""
-        if isinstance(result, str):
-            return clean(result)
-        if isinstance(result, list):  # texts and images
-            return [self._clean_answer(item) for item in result]
-        if not isinstance(result, Outcome):
-            return result
-        fields = clean_value(result.model_dump(mode="json"))
-        limit = TEXT_LIMIT
-        while len(json.dumps(fields)) > _STRUCTURE_LIMIT and limit > 200:
-            limit //= 2
-            fields = clean_value(fields, limit)
-        text = clean(outcome_as_text(type(result).model_validate(fields)))
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structured_content=fields
-        )
+
+@functools.cache
+def _guarded_tool_class() -> Any:
+    """The SDK's Tool with a guarded run. Made when the first tool is: importing the SDK takes most
+    of a second, and a job's worker has no use for it."""
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.shared.exceptions import MCPError
+
+    class Guarded(Tool):
+        effect: ToolEffect = "reads"
+        read_only_rig: Callable[[], bool] = Field(default=lambda: False, exclude=True)
+
+        async def run(
+            self, arguments: dict[str, Any], context: Any, convert_result: bool = False
+        ) -> Any:
+            """Run the tool. Every failure is a ToolError whose first word is its class."""
+            try:
+                refused = self.effect != "reads" and self.read_only_rig()
+            except RigError as error:
+                raise ToolError(clean(str(error), 8000)) from None
+            if refused:
+                raise ToolError(
+                    f"DENIED {self.name} changes something and this rig is read-only. "
+                    "Next: unset RIG_READ_ONLY"
+                )
+            try:
+                result = await super().run(arguments, context, convert_result=False)
+                answer = _clean_answer(result)
+                return self.fn_metadata.convert_result(answer) if convert_result else answer
+            except MCPError:
+                raise
+            except Exception as error:
+                if isinstance(error.__cause__, QuestionFirst):
+                    return _question_in_result(error.__cause__)
+                raise ToolError(clean(_error_text(self.name, error), 8000)) from None
+
+    return Guarded
+
+
+def _error_text(name: str, error: Exception) -> str:
+    """What the failure of tool `name` is called, its class first."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    cause = error.__cause__ or error
+    if isinstance(cause, RigError):
+        return str(cause)
+    # Anywhere but in the arguments, the same exception is a fault of our own.
+    if isinstance(cause, ValidationError) and type(error) is ToolError:
+        faults = [
+            f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+            for fault in cause.errors(include_input=False, include_url=False)
+        ]
+        return f"INVALID {'; '.join(faults)}; nothing was started. Next: correct the arguments"
+    if isinstance(cause, ToolError):
+        return f"INTERNAL {cause}"
+    trace = "".join(traceback.format_exception(cause))
+    print(clean(trace), file=sys.stderr, flush=True)
+    return (
+        f"INTERNAL {name} failed in a way nobody foresaw ({type(cause).__name__}); the "
+        "server goes on. Next: read its standard error, then get_system_status()"
+    )
+
+
+def _clean_answer(result: Any) -> Any:
+    """`result` redacted, printable and bounded; for models, text and structure say the same."""
+    from mcp.server.mcpserver import Image
+    from mcp.types import CallToolResult, TextContent
+
+    if isinstance(result, str):
+        return clean(result)
+    if isinstance(result, list):  # texts and pictures
+        return [_clean_answer(item) for item in result]
+    if isinstance(result, Picture):
+        return Image(data=result.data, format="png")
+    if not isinstance(result, Outcome):
+        return result
+    fields = clean_value(result.model_dump(mode="json"))
+    limit = TEXT_LIMIT
+    while len(json.dumps(fields)) > _STRUCTURE_LIMIT and limit > 200:
+        limit //= 2
+        fields = clean_value(fields, limit)
+    text = clean(outcome_as_text(type(result).model_validate(fields)))
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
+
+
+def _question_in_result(first: QuestionFirst) -> Any:
+    """The result that makes a client ask its user, and call again with the answer."""
+    from mcp.types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
+
+    form = ElicitRequestFormParams(message=first.question, requested_schema=first.schema)
+    return InputRequiredResult(
+        input_requests={first.key: ElicitRequest(params=form)}, request_state=first.state
+    )
 
 
 def _without_titles(schema: Any) -> Any:
@@ -17292,9 +17370,7 @@ class AssembledRig:
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""
         tools = [
-            GuardedTool.from_method(method, self._read_only)
-            for _, methods in self.listing()
-            for method in methods
+            guarded(method, self._read_only) for _, methods in self.listing() for method in methods
         ]
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
@@ -17306,9 +17382,12 @@ class AssembledRig:
         """What a worker runs for each kind of job, over all toolsets, loaded or not."""
         return {kind: run for t in self.toolsets for kind, run in t.job_runners().items()}
 
-    def server(self) -> MCPServer:
+    def server(self) -> Any:
         """The MCP server of this rig, with its logging redacted."""
+        from mcp.server.mcpserver import MCPServer
+
         log_redacted()
+        tools: list[Any] = list(self.tools())
         try:
             name = self.context.settings.mcp_server_name or slug_of(self.rig.name)
         except RigError as error:
@@ -17319,7 +17398,7 @@ class AssembledRig:
             title=self.rig.name,
             instructions=f"{self.rig.about} {self.rig.order}",
             version=self.context.version,
-            tools=list(self.tools()),
+            tools=tools,
             log_level="WARNING",
         )
 
@@ -17827,6 +17906,8 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
 
     Asks at the terminal for each, unless `agreed`. Raises RigError DENIED where it could not ask.
     """
+    from mcp import Client
+
     refused: RigError | None = None
     searches = [job.id for job in rig.context.jobs.all() if not job.finished]
     async with Client(rig.server()) as client:
@@ -17841,7 +17922,7 @@ async def take_down(rig: AssembledRig, agreed: bool) -> int:
     return 0 if whole else 1
 
 
-async def _each_taken_down(client: Client, words: Mapping[str, str], agreed: bool) -> bool:
+async def _each_taken_down(client: Any, words: Mapping[str, str], agreed: bool) -> bool:
     """Whether everything could be read, and everything that was agreed to is gone."""
     listing = await _called(client, f"list_{words['rental']}s")
     print(listing["summary"])
@@ -17882,7 +17963,7 @@ def _asked(question: str) -> bool:
         return False
 
 
-async def _called(client: Client, tool: str, **arguments: str) -> dict[str, Any]:
+async def _called(client: Any, tool: str, **arguments: str) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
     if result.is_error:
         text = "".join(item.text for item in result.content if item.type == "text")

@@ -22,91 +22,92 @@ so it lives in an environment of its own. As an MCP server it speaks stdio;
 """
 
 # Contents, by line:
-#   166 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
-#   212 ground / names: Closed grammars for every identifier that a tool takes. What does not …
-#   274 ground / ports: Who listens on which loopback port of this computer, by the process table. …
-#   321 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   426 ground / results: The base of every typed tool result: a sentence for people and the next …
-#   469 ground / schema_faults: A validation error as sentences for people and for results, …
-#   483 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
-#   629 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
-#   767 ground / journal: An append-only record of what was intended and what became of it, one …
-#   829 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
-#   866 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#  1149 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
-#  1398 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
-#  1451 knowledge / geometry: The shape of a decoder: layers, heads, widths.
-#  1552 knowledge / cache_bytes: How many bytes the keys and values of a model's sequences take.
-#  1610 knowledge / geometry_config: Reads the shape of a decoder from a checkpoint's config.json.
-#  1825 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  1917 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
-#  2063 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
-#  2492 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
-#  2548 knowledge / probe_report: What a probe report is: closed records of what a served model …
-#  2725 knowledge / report_compare: What differs between two reports, and which of their cells may …
-#  2890 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
-#  3125 boundaries / checkpoint: A model folder as it lies on disk: is it whole, is it safe to …
-#  3341 boundaries / completion_client: One plain text completion of a served model: a prompt as …
-#  3436 boundaries / judge_program: Runs judge.py, the report gate's own program beside server.py, …
-#  3498 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
-#  3571 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
-#  3624 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
-#  3758 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
-#  3799 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
-#  3857 boundaries / report_store: Where reports lie and how they are read and written: plain …
-#  4096 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
-#  4177 boundaries / report_vllm: What a result file of `vllm bench serve` means in a report's …
-#  4342 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
-#  4429 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
-#  4466 planes / billing: What a place costs while it is there: the optional verb of planes that …
-#  4505 planes / plane: What a plane is to the toolsets: a place where a model server can be …
-#  4595 planes / server_book: The model server of a rig on this computer as it stands on record, …
-#  4670 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
-#  4922 runtimes / layer_weights: Projections that some layers of a checkpoint have and others …
-#  4967 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
-#  5047 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
-#  5170 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
-#  5250 runtimes / served_key: The key that a served model asks for: made once for this …
-#  5286 runtimes / vllm_bench: `vllm bench serve` of vLLM's own environment: its command line for …
-#  5368 runtimes / vllm_install: vLLM's environment of its own for this computer's CPU: made once, …
-#  5708 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
-#  5759 runtimes / vllm_cpu: The vLLM runtime on this computer's CPU: `vllm serve` out of an …
-#  6078 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
-#  6249 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
-#  6293 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
-#  6397 toolsets / report_text: A report as text for people and for models: one table, the …
-#  6505 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
-#  6808 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
-#  6942 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
-#  7076 toolsets / engine_load: What the model server is doing now: requests, cache and token …
-#  7148 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
-#  7191 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
-#  7389 toolsets / probe_facts: What is known of the served model before it is probed, and what …
-#  7480 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
-#  7675 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
-#  7895 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
-#  7976 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
-#  8165 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
-#  8338 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
-#  8402 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
-#  8666 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
-#  8945 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
-#  9208 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
-#  9336 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
-#  9461 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
-#  9751 toolsets / startup: How a model server comes up on this computer: the phases of the serve …
-#  9848 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
-#  9977 toolsets / status: The status toolset: one look at everything that a rig has, where each …
-# 10288 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
-# 10518 toolsets / vllm_opinion: The opinion job: one load by `vllm bench serve`, its figures, and …
-# 10659 toolsets / vllm_query: vLLM's plain completion as a tool: no chat template, the model goes …
-# 10723 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
-# 10810 toolsets / vllm_tools: The tools that only a rig with vLLM has: install it, continue a …
-# 10990 assembly / guarded_tool: The single place through which every tool call goes: read-only …
-# 11106 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
-# 11305 assembly / documents: The documents that a rig writes about itself: tool list, skill …
-# 11469 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
-# 11671 rigs / local_vllm_cpu_2b: local-vllm-cpu-2b: Gemma 4 E2B through vLLM's CPU backend on …
+#   163 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
+#   209 ground / names: Closed grammars for every identifier that a tool takes. What does not …
+#   271 ground / ports: Who listens on which loopback port of this computer, by the process table. …
+#   318 ground / redact: Everything that leaves the rig passes here: secrets out, control …
+#   432 ground / results: The base of every typed tool result: a sentence for people and the next …
+#   475 ground / schema_faults: A validation error as sentences for people and for results, …
+#   489 ground / settings: A rig's values: environment over tpu.env over default, typed, every …
+#   635 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
+#   773 ground / journal: An append-only record of what was intended and what became of it, one …
+#   835 ground / locks: One lock a purpose, held across processes: two servers of one rig never …
+#   872 ground / process: The only place that starts a program: argument lists, no shell, stdin …
+#  1155 ground / jobs: Long work as a record on disk and a detached worker, so that it outlives …
+#  1404 knowledge / figures: A number that carries its unit, source and date, or says that nobody …
+#  1457 knowledge / geometry: The shape of a decoder: layers, heads, widths.
+#  1558 knowledge / cache_bytes: How many bytes the keys and values of a model's sequences take.
+#  1616 knowledge / geometry_config: Reads the shape of a decoder from a checkpoint's config.json.
+#  1831 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  1923 knowledge / plan_answer: What is asked of the planner and what it answers: the forms that …
+#  2069 knowledge / report_schema: What a benchmark report is: closed records, so that a typing …
+#  2498 knowledge / judge_answer: What is asked of the report gate and what it answers: the forms …
+#  2554 knowledge / probe_report: What a probe report is: closed records of what a served model …
+#  2731 knowledge / report_compare: What differs between two reports, and which of their cells may …
+#  2896 boundaries / chat_client: An OpenAI-style client for a served model: health, model list, …
+#  3131 boundaries / checkpoint: A model folder as it lies on disk: is it whole, is it safe to …
+#  3347 boundaries / completion_client: One plain text completion of a served model: a prompt as …
+#  3442 boundaries / judge_program: Runs judge.py, the report gate's own program beside server.py, …
+#  3504 boundaries / load_plan: What load is to be put on a server: a plan of cells, as a file …
+#  3577 boundaries / log_files: A log out of a rig's own folders: by name, never through a link, …
+#  3630 boundaries / metrics: A model server's /metrics: the Prometheus text format, read in …
+#  3764 boundaries / plan_program: Runs plan.py, the planner's own program beside server.py, over …
+#  3805 boundaries / probe_plan: What probe.py is to ask, and what it tells as it goes: files that …
+#  3863 boundaries / report_store: Where reports lie and how they are read and written: plain …
+#  4102 boundaries / probe_store: Where probe reports lie: beside the benchmark reports, under the …
+#  4183 boundaries / report_vllm: What a result file of `vllm bench serve` means in a report's …
+#  4348 boundaries / run_glance: The newest benchmark or probe of a folder in one line, without …
+#  4435 boundaries / triage_program: Runs triage.py, the failure bank's own program beside …
+#  4472 planes / billing: What a place costs while it is there: the optional verb of planes that …
+#  4511 planes / plane: What a plane is to the toolsets: a place where a model server can be …
+#  4601 planes / server_book: The model server of a rig on this computer as it stands on record, …
+#  4676 planes / this_computer: The plane of a local rig: this computer. Nothing is rented; a …
+#  4928 runtimes / layer_weights: Projections that some layers of a checkpoint have and others …
+#  4973 runtimes / runtime: What a runtime is to the toolsets: it checks its environment, gets …
+#  5053 runtimes / embedded_model: The embedded model: a small one out of a Python package, so …
+#  5176 runtimes / hub_snapshot: A checkpoint from the Hugging Face Hub: safetensors, tokenizer …
+#  5256 runtimes / served_key: The key that a served model asks for: made once for this …
+#  5292 runtimes / vllm_bench: `vllm bench serve` of vLLM's own environment: its command line for …
+#  5374 runtimes / vllm_install: vLLM's environment of its own for this computer's CPU: made once, …
+#  5714 runtimes / vllm_log: What vLLM's own log says: how far a start has come, what it settled …
+#  5765 runtimes / vllm_cpu: The vLLM runtime on this computer's CPU: `vllm serve` out of an …
+#  6084 toolsets / benchmark_report: From a load's results file to a report: what was measured, on …
+#  6255 toolsets / caller: Who calls a tool, and what a tool may hand over beside text; the …
+#  6306 toolsets / probe_cases: Every probe by name: its group and its title, for whoever plans …
+#  6350 toolsets / probe_found: What probe.py has told so far: the cases that were judged, and the …
+#  6454 toolsets / report_text: A report as text for people and for models: one table, the …
+#  6562 toolsets / report_plots: Reports as pictures: curves over concurrency, and a heat map over …
+#  6865 toolsets / toolset: What a toolset is: a class whose marked methods are the MCP tools of …
+#  6999 toolsets / benchmark_frame: What a benchmark's report says beside its cells: subject, …
+#  7133 toolsets / engine_load: What the model server is doing now: requests, cache and token …
+#  7205 toolsets / help: The help toolset: one page on this rig, written from the live tool list …
+#  7248 toolsets / reports: The reports toolset: list, show as text or plot, compare; and how a …
+#  7446 toolsets / probe_facts: What is known of the served model before it is probed, and what …
+#  7537 toolsets / starts: What every start of a model has: its clock and history, its refusals, …
+#  7732 toolsets / boot_timeline: Starts of the model by phase: read from the rig's own records, …
+#  7952 toolsets / following: What tools that start or wait have in common: outcomes, a job that …
+#  8033 toolsets / benchmark_job: The benchmark job: a plan on disk, the load generator in its own …
+#  8222 toolsets / benchmark: The benchmark toolset: put a measured load on the served model, as a …
+#  8395 toolsets / metrics: The metrics toolset: the engine's own counters, in words and by their …
+#  8459 toolsets / model: The model toolset: ask the served model, measure one answer, check its …
+#  8723 toolsets / planning: The planning toolset: what a deployment would take, cost and yield, …
+#  9002 toolsets / probe_job: The probe job: a plan on disk, probe.py in a process of its own, a …
+#  9265 toolsets / probing: The probes toolset: after a model is up, ask what a 200 can hide, as a …
+#  9393 toolsets / second_opinion: A model's reading of what no signature explains: asked with …
+#  9518 toolsets / diagnosis: The diagnosis toolset: which line of a log decides, why, what to …
+#  9808 toolsets / startup: How a model server comes up on this computer: the phases of the serve …
+#  9905 toolsets / status_outcome: What a rig's status is: its halves, the closed set of next …
+# 10034 toolsets / status: The status toolset: one look at everything that a rig has, where each …
+# 10345 toolsets / serving: The serving toolset: start the model, wait for it, stop it, see its …
+# 10575 toolsets / vllm_opinion: The opinion job: one load by `vllm bench serve`, its figures, and …
+# 10716 toolsets / vllm_query: vLLM's plain completion as a tool: no chat template, the model goes …
+# 10780 toolsets / work: The jobs toolset: follow and cancel long work that any server of the rig …
+# 10867 toolsets / vllm_tools: The tools that only a rig with vLLM has: install it, continue a …
+# 11047 assembly / guarded_tool: The single place through which every tool call goes: read-only …
+# 11201 assembly / rig: A rig is a plane, a runtime and toolsets under one name; this makes an MCP …
+# 11401 assembly / documents: The documents that a rig writes about itself: tool list, skill …
+# 11565 assembly / command_line: server.py's one entry with few commands: the stdio server, and …
+# 11767 rigs / local_vllm_cpu_2b: local-vllm-cpu-2b: Gemma 4 E2B through vLLM's CPU backend on …
 
 from __future__ import annotations
 
@@ -116,6 +117,7 @@ import base64
 import dataclasses
 import errno
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import io
@@ -155,11 +157,6 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, cast, runtime_che
 
 import httpx2
 import platformdirs
-from mcp.server.mcpserver import Context, Image, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
-from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -361,9 +358,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
-def redact(text: str) -> str:
-    """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` with known secret values and credential shapes replaced by ``[redacted]``.
+
+    `values` are those of `secret_values()`, where the caller has many texts and reads them once.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, "[redacted]")
     for shape in _SECRET_SHAPES:
         text = shape.sub("[redacted]", text)
@@ -388,20 +388,24 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+def clean(text: str, limit: int = TEXT_LIMIT, values: Sequence[str] | None = None) -> str:
     """Redacted, printable and clipped: the form in which any text goes out."""
     # Clipped generously first, so that 30 MB of log never go through the expressions.
-    return clip(redact(printable(clip(text, 8 * limit))), limit)
+    return clip(redact(printable(clip(text, 8 * limit)), values), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """`clean` over every string (keys too) of a JSON value; other scalars pass through.
 
     Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
     level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
     """
+    return _clean_value(value, limit, 0, secret_values())
+
+
+def _clean_value(value: Any, limit: int, depth: int, values: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return clean(value, limit)
+        return clean(value, limit, values)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if depth > 20:
@@ -409,8 +413,10 @@ def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
     room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
         pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
-        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
-    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+        return {
+            clean(str(k), 200, values): _clean_value(v, limit, depth + 1, values) for k, v in pairs
+        }
+    return [_clean_value(v, limit, depth + 1, values) for v in _fewer(list(value), room, str)]
 
 
 def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:
@@ -6246,6 +6252,57 @@ def cell_lines(report: BenchReport) -> list[str]:
     return lines
 
 
+# ── toolsets / caller ─────────────────────────────────────────────────────────────────────────────
+# Who calls a tool, and what a tool may hand over beside text; the guarded tool translates both.
+#
+# Knows nothing of the SDK: it takes most of a second to import, and a job's worker speaks no MCP.
+
+
+class Caller(Protocol):
+    """What a tool's parameter `ctx` can do: the part of the SDK's Context that toolsets use."""
+
+    @property
+    def client_capabilities(self) -> Any: ...
+
+    @property
+    def protocol_version(self) -> str | None: ...
+
+    @property
+    def input_responses(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def request_state(self) -> str | None: ...
+
+    async def report_progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Tell how far a call has come."""
+
+    async def elicit(self, message: str, schema: Any) -> Any:
+        """Ask the person behind the client to fill in `schema`."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that a tool shows."""
+
+    data: bytes
+
+
+class QuestionFirst(Exception):
+    """The call is to be made again with a person's answer: the question rides in the result.
+
+    `key` names the answer, `schema` is what is to be filled in, `state` comes back with it.
+    """
+
+    def __init__(self, question: str, key: str, schema: dict[str, Any], state: str) -> None:
+        super().__init__(question)
+        self.question = question
+        self.key = key
+        self.schema = schema
+        self.state = state
+
+
 # ── toolsets / probe_cases ────────────────────────────────────────────────────────────────────────
 # Every probe by name: its group and its title, for whoever plans one, asks it or tells of it.
 #
@@ -7251,7 +7308,7 @@ class ReportsToolset(Toolset):
         return report_list(found, len(names))
 
     @rig_tool(title="Show a benchmark report", effect="reads", structured=False)
-    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Image]:
+    async def show_report(self, name: ReportName, view: ReportView = "text") -> list[str | Picture]:
         """One report: as a table ('text'), as a plot of throughput and latency against concurrency
         ('curves'), or as a plot of throughput over concurrency and prompt length ('heatmap').
         Failed cells are shown as failed. Plots come as a PNG image and take some seconds."""
@@ -7262,7 +7319,7 @@ class ReportsToolset(Toolset):
         draw = plot_curves if view == "curves" else plot_heatmap
         picture = await asyncio.to_thread(draw, report)
         text = "; ".join([report_subject_line(report), *report_caveats(report)])
-        return [clean(text), Image(data=picture, format="png")]
+        return [clean(text), Picture(picture)]
 
     @rig_tool(title="Compare two benchmark reports", effect="reads")
     async def compare_reports(
@@ -7927,7 +7984,7 @@ class EndpointOutcome(Outcome):
     model: str = Field(description="The name to send as 'model' in requests.")
 
 
-async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Context) -> JobRecord:
+async def follow_job(context: RigContext, job_id: str, wait_s: float, ctx: Caller) -> JobRecord:
     """The record of `job_id` when it is finished or `wait_s` seconds are over; sends progress."""
     deadline = time.monotonic() + min(wait_s, WAIT_LIMIT_S)
     told, sent = "", -1.0
@@ -8217,7 +8274,7 @@ class BenchmarkToolset(Toolset):
     @rig_tool(name="run_{bench}benchmark", title="Benchmark the served model", effect="changes")
     async def run_benchmark(
         self,
-        ctx: Context,
+        ctx: Caller,
         concurrency: StreamCounts = _DEFAULT_STREAMS,
         context_tokens: ContextLengths = _DEFAULT_CONTEXTS,
         output_tokens: Annotated[
@@ -9248,7 +9305,7 @@ class ProbingToolset(Toolset):
     @rig_tool(title="Probe what the model can do", effect="changes")
     async def probe_capabilities(
         self,
-        ctx: Context,
+        ctx: Caller,
         cases: ProbeGroups = _ALL_PROBE_GROUPS,
         baseline: Annotated[
             str,
@@ -9580,7 +9637,7 @@ class DiagnosisToolset(Toolset):
         return self._remedy(answer.failures)
 
     @rig_tool(title="Compare the starts", effect="reads", structured=False)
-    async def get_boot_timeline(self) -> list[str | Image]:
+    async def get_boot_timeline(self) -> list[str | Picture]:
         """This rig's starts by phase, as a table and a picture of bars: the last one compared with
         the earlier ones, and a start under way that stands still longer than ever before is named.
         Changes nothing."""
@@ -9589,7 +9646,7 @@ class DiagnosisToolset(Toolset):
             return ["No start of this rig is on record yet. Next: get_system_status()"]
         remarks = [standing_still(self.context), *compared_starts(starts)]
         text = "\n".join([boot_table(starts), "", *filter(None, remarks)])
-        return [clean(text), Image(data=boot_picture(starts), format="png")]
+        return [clean(text), Picture(boot_picture(starts))]
 
     async def diagnosed(self, data: bytes | str, what: str) -> DiagnosisOutcome:
         """The outcome for the log `data`; `what` says where it came from."""
@@ -10306,7 +10363,7 @@ class ServingToolset(StatusToolset):
     @rig_tool(title="Start the model", effect="changes")
     async def serve_model(
         self,
-        ctx: Context,
+        ctx: Caller,
         model: Annotated[
             str,
             Field(
@@ -10333,7 +10390,7 @@ class ServingToolset(StatusToolset):
         return await self._followed(job_or_instance.id, wait_s, ctx)
 
     @rig_tool(name="wait_for_{ready}_ready", title="Wait until the model is ready", effect="reads")
-    async def wait_for_ready(self, ctx: Context, wait_s: WaitSeconds = 50) -> ServeOutcome:
+    async def wait_for_ready(self, ctx: Caller, wait_s: WaitSeconds = 50) -> ServeOutcome:
         """Wait up to wait_s seconds (50 at most) until the model that was started has generated its
         first token, with progress. Returns early when it is ready or has failed; call it again
         while state is 'starting'."""
@@ -10432,7 +10489,7 @@ class ServingToolset(StatusToolset):
         await context.plane.check_port(int(self._setting("port")))
         refuse_missing(await context.runtime.needs())
 
-    async def _followed(self, job_id: str, wait_s: float, ctx: Context) -> ServeOutcome:
+    async def _followed(self, job_id: str, wait_s: float, ctx: Caller) -> ServeOutcome:
         job = await follow_job(self.context, job_id, wait_s, ctx)
         if job.state == "done":
             finding = await self.context.plane.find()
@@ -10749,7 +10806,7 @@ class JobsToolset(Toolset):
     toolset_name = "jobs"
 
     @rig_tool(title="Follow a job", effect="reads")
-    async def get_job(self, ctx: Context, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
+    async def get_job(self, ctx: Caller, job_id: JobId, wait_s: WaitSeconds = 0) -> JobOutcome:
         """Where a job is: phase, percentage, seconds left, result or error. Waits up to wait_s
         seconds (50 at most) for its end, with progress; call it again while state is 'running'."""
         checked_name("job", "job_id", job_id)
@@ -10846,7 +10903,7 @@ class VllmInstallToolset(Toolset):
         return {_INSTALL_JOB: self._install}
 
     @rig_tool(title="Install vLLM", effect="changes")
-    async def install_vllm(self, ctx: Context, wait_s: WaitSeconds = 0) -> InstallOutcome:
+    async def install_vllm(self, ctx: Caller, wait_s: WaitSeconds = 0) -> InstallOutcome:
         """Install vLLM for the CPU into an environment of its own on {place}, as a job with the
         phases environment, packages, repairs and proof. Needed once, before serve_model. Downloads
         about 1 GB and takes minutes; 4.8 GB of disk must be free, 3.5 GB stay in use. Deletes only
@@ -10940,7 +10997,7 @@ class VllmBenchToolset(Toolset):
     @rig_tool(title="Benchmark with vLLM's own tool", effect="changes")
     async def run_bench_serve(
         self,
-        ctx: Context,
+        ctx: Caller,
         streams: Annotated[int, Field(ge=1, le=256, description="Requests at once.")] = 1,
         requests: Annotated[int, Field(ge=1, le=10_000, description="Requests in all.")] = 16,
         input_tokens: Annotated[
@@ -10993,103 +11050,141 @@ class VllmBenchToolset(Toolset):
 # Knows no toolset. Covers stdio, HTTP and in-process calls alike, because it is the tool itself.
 
 # Hints for the client's permission dialogue. The wire's default for destructiveHint is true.
-_ANNOTATIONS: dict[ToolEffect, ToolAnnotations] = {
-    "reads": ToolAnnotations(read_only_hint=True, open_world_hint=False),
-    "changes": ToolAnnotations(
-        read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False
-    ),
-    "destroys": ToolAnnotations(
-        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
-    ),
+_HINTS: dict[ToolEffect, dict[str, Any]] = {
+    "reads": {"read_only_hint": True},
+    "changes": {"read_only_hint": False, "destructive_hint": False, "idempotent_hint": True},
+    "destroys": {"read_only_hint": False, "destructive_hint": True, "idempotent_hint": True},
 }
 _STRUCTURE_LIMIT = 48_000  # characters of a structured result as JSON
 
 
-class GuardedTool(Tool):
-    """A tool whose failures all begin with their class and whose results are clean and bounded."""
+class GuardedTool(Protocol):
+    """A tool of the SDK whose failures begin with their class and whose results are bounded."""
 
-    effect: ToolEffect = "reads"
-    read_only_rig: Callable[[], bool] = Field(default=lambda: False, exclude=True)
+    name: str
+    title: str | None
+    description: str
+    parameters: dict[str, Any]
+    effect: ToolEffect
 
-    @classmethod
-    def from_method(cls, method: ToolMethod, read_only_rig: Callable[[], bool]) -> GuardedTool:
-        """Register `method`; unknown arguments are refused (the SDK drops them silently)."""
-        tool = cls.from_function(
-            method.function,
-            name=method.name,
-            title=method.title,
-            description=method.description,
-            annotations=_ANNOTATIONS[method.effect],
-            structured_output=method.structured or False,
-        )
-        assert isinstance(tool, GuardedTool)
-        model = tool.fn_metadata.arg_model
-        model.model_config |= ConfigDict(extra="forbid", hide_input_in_errors=True)
-        model.model_rebuild(force=True)
-        tool.parameters = _without_titles(model.model_json_schema(by_alias=True))
-        tool.effect = method.effect
-        tool.read_only_rig = read_only_rig
-        return tool
 
-    async def run(
-        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
-    ) -> Any:
-        """Run the tool. Every failure is a ToolError whose first word is its class."""
-        try:
-            refused = self.effect != "reads" and self.read_only_rig()
-        except RigError as error:
-            raise ToolError(clean(str(error), 8000)) from None
-        if refused:
-            raise ToolError(
-                f"DENIED {self.name} changes something and this rig is read-only. "
-                "Next: unset RIG_READ_ONLY"
-            )
-        try:
-            result = await super().run(arguments, context, convert_result=False)
-            answer = self._clean_answer(result)
-            return self.fn_metadata.convert_result(answer) if convert_result else answer
-        except MCPError:
-            raise
-        except Exception as error:
-            raise ToolError(clean(self._error_text(error), 8000)) from None
+def guarded(method: ToolMethod, read_only_rig: Callable[[], bool]) -> GuardedTool:
+    """`method` as a tool; unknown arguments are refused (the SDK drops them silently)."""
+    from mcp.types import ToolAnnotations
 
-    def _error_text(self, error: Exception) -> str:
-        cause = error.__cause__ or error
-        if isinstance(cause, RigError):
-            return str(cause)
-        # Anywhere but in the arguments, the same exception is a fault of our own.
-        if isinstance(cause, ValidationError) and type(error) is ToolError:
-            faults = [
-                f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
-                for fault in cause.errors(include_input=False, include_url=False)
-            ]
-            return f"INVALID {'; '.join(faults)}; nothing was started. Next: correct the arguments"
-        if isinstance(cause, ToolError):
-            return f"INTERNAL {cause}"
-        trace = "".join(traceback.format_exception(cause))
-        print(clean(trace), file=sys.stderr, flush=True)
-        return (
-            f"INTERNAL {self.name} failed in a way nobody foresaw ({type(cause).__name__}); the "
-            "server goes on. Next: read its standard error, then get_system_status()"
-        )
+    takes_caller = "ctx" in method.function.__annotations__
+    tool = _guarded_tool_class().from_function(
+        method.function,
+        name=method.name,
+        title=method.title,
+        description=method.description,
+        context_kwarg="ctx" if takes_caller else None,
+        annotations=ToolAnnotations(open_world_hint=False, **_HINTS[method.effect]),
+        structured_output=method.structured or False,
+    )
+    model = tool.fn_metadata.arg_model
+    model.model_config |= ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model.model_rebuild(force=True)
+    tool.parameters = _without_titles(model.model_json_schema(by_alias=True))
+    tool.effect = method.effect
+    tool.read_only_rig = read_only_rig
+    guarded_tool: GuardedTool = tool
+    return guarded_tool
 
-    def _clean_answer(self, result: Any) -> Any:
-        """`result` redacted, printable and bounded; for models, text and structure say the same."""
-        if isinstance(result, str):
-            return clean(result)
-        if isinstance(result, list):  # texts and images
-            return [self._clean_answer(item) for item in result]
-        if not isinstance(result, Outcome):
-            return result
-        fields = clean_value(result.model_dump(mode="json"))
-        limit = TEXT_LIMIT
-        while len(json.dumps(fields)) > _STRUCTURE_LIMIT and limit > 200:
-            limit //= 2
-            fields = clean_value(fields, limit)
-        text = clean(outcome_as_text(type(result).model_validate(fields)))
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structured_content=fields
-        )
+
+@functools.cache
+def _guarded_tool_class() -> Any:
+    """The SDK's Tool with a guarded run. Made when the first tool is: importing the SDK takes most
+    of a second, and a job's worker has no use for it."""
+    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.shared.exceptions import MCPError
+
+    class Guarded(Tool):
+        effect: ToolEffect = "reads"
+        read_only_rig: Callable[[], bool] = Field(default=lambda: False, exclude=True)
+
+        async def run(
+            self, arguments: dict[str, Any], context: Any, convert_result: bool = False
+        ) -> Any:
+            """Run the tool. Every failure is a ToolError whose first word is its class."""
+            try:
+                refused = self.effect != "reads" and self.read_only_rig()
+            except RigError as error:
+                raise ToolError(clean(str(error), 8000)) from None
+            if refused:
+                raise ToolError(
+                    f"DENIED {self.name} changes something and this rig is read-only. "
+                    "Next: unset RIG_READ_ONLY"
+                )
+            try:
+                result = await super().run(arguments, context, convert_result=False)
+                answer = _clean_answer(result)
+                return self.fn_metadata.convert_result(answer) if convert_result else answer
+            except MCPError:
+                raise
+            except Exception as error:
+                if isinstance(error.__cause__, QuestionFirst):
+                    return _question_in_result(error.__cause__)
+                raise ToolError(clean(_error_text(self.name, error), 8000)) from None
+
+    return Guarded
+
+
+def _error_text(name: str, error: Exception) -> str:
+    """What the failure of tool `name` is called, its class first."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    cause = error.__cause__ or error
+    if isinstance(cause, RigError):
+        return str(cause)
+    # Anywhere but in the arguments, the same exception is a fault of our own.
+    if isinstance(cause, ValidationError) and type(error) is ToolError:
+        faults = [
+            f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+            for fault in cause.errors(include_input=False, include_url=False)
+        ]
+        return f"INVALID {'; '.join(faults)}; nothing was started. Next: correct the arguments"
+    if isinstance(cause, ToolError):
+        return f"INTERNAL {cause}"
+    trace = "".join(traceback.format_exception(cause))
+    print(clean(trace), file=sys.stderr, flush=True)
+    return (
+        f"INTERNAL {name} failed in a way nobody foresaw ({type(cause).__name__}); the "
+        "server goes on. Next: read its standard error, then get_system_status()"
+    )
+
+
+def _clean_answer(result: Any) -> Any:
+    """`result` redacted, printable and bounded; for models, text and structure say the same."""
+    from mcp.server.mcpserver import Image
+    from mcp.types import CallToolResult, TextContent
+
+    if isinstance(result, str):
+        return clean(result)
+    if isinstance(result, list):  # texts and pictures
+        return [_clean_answer(item) for item in result]
+    if isinstance(result, Picture):
+        return Image(data=result.data, format="png")
+    if not isinstance(result, Outcome):
+        return result
+    fields = clean_value(result.model_dump(mode="json"))
+    limit = TEXT_LIMIT
+    while len(json.dumps(fields)) > _STRUCTURE_LIMIT and limit > 200:
+        limit //= 2
+        fields = clean_value(fields, limit)
+    text = clean(outcome_as_text(type(result).model_validate(fields)))
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
+
+
+def _question_in_result(first: QuestionFirst) -> Any:
+    """The result that makes a client ask its user, and call again with the answer."""
+    from mcp.types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
+
+    form = ElicitRequestFormParams(message=first.question, requested_schema=first.schema)
+    return InputRequiredResult(
+        input_requests={first.key: ElicitRequest(params=form)}, request_state=first.state
+    )
 
 
 def _without_titles(schema: Any) -> Any:
@@ -11242,9 +11337,7 @@ class AssembledRig:
     def tools(self) -> list[GuardedTool]:
         """The tools of the loaded toolsets. Raises ValueError on two tools of one name."""
         tools = [
-            GuardedTool.from_method(method, self._read_only)
-            for _, methods in self.listing()
-            for method in methods
+            guarded(method, self._read_only) for _, methods in self.listing() for method in methods
         ]
         names = [tool.name for tool in tools]
         twice = {name for name in names if names.count(name) > 1}
@@ -11256,9 +11349,12 @@ class AssembledRig:
         """What a worker runs for each kind of job, over all toolsets, loaded or not."""
         return {kind: run for t in self.toolsets for kind, run in t.job_runners().items()}
 
-    def server(self) -> MCPServer:
+    def server(self) -> Any:
         """The MCP server of this rig, with its logging redacted."""
+        from mcp.server.mcpserver import MCPServer
+
         log_redacted()
+        tools: list[Any] = list(self.tools())
         try:
             name = self.context.settings.mcp_server_name or slug_of(self.rig.name)
         except RigError as error:
@@ -11269,7 +11365,7 @@ class AssembledRig:
             title=self.rig.name,
             instructions=f"{self.rig.about} {self.rig.order}",
             version=self.context.version,
-            tools=list(self.tools()),
+            tools=tools,
             log_level="WARNING",
         )
 

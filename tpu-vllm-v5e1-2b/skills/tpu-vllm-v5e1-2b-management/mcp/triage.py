@@ -15,27 +15,27 @@ usage.
 # Contents, by line:
 #    57 ground / errors: The one exception that a tool raises on purpose, and the closed set of …
 #   103 ground / redact: Everything that leaves the rig passes here: secrets out, control …
-#   208 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
-#   322 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
-#   616 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
-#   877 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
-#   996 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
-#  1116 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
-#  1293 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
-#  1618 knowledge / failures_machine: What a rented machine's own boot says: its GPU, its …
-#  1701 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
-#  1991 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
-#  2246 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
-#  2516 knowledge / log_answer: What the failure bank answers about a log: the forms that …
-#  2608 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
-#  2831 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
-#  2897 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
-#  3140 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
-#  3165 knowledge / refusal_answer: What a refused request for a machine means: the form that …
-#  3241 knowledge / refusal_reading: A provider's text as the refusal that it is: its reason, whom …
-#  3383 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
-#  3453 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
-#  3494 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
+#   217 knowledge / failure_sums: The arithmetic behind a failure's advice: from the numbers in a …
+#   331 knowledge / failures_boot: The machine and its drivers come up wrong, and the container …
+#   625 knowledge / failures_capacity: No machine to be had, or not allowed as many: stockouts, …
+#   886 knowledge / failures_client: The client and its way to the machine: MCP over stdio, SSM, …
+#  1005 knowledge / failures_compile: Kernels and graphs do not compile: Mosaic, Triton, inductor, …
+#  1125 knowledge / failures_image: Images and files do not arrive: registries, the Hub, networks, …
+#  1302 knowledge / failures_load: Checkpoint and engine do not fit each other: architectures, …
+#  1638 knowledge / failures_machine: What a rented machine's own boot says: its GPU, its …
+#  1721 knowledge / failures_memory: How memory runs out, on cards, chips and hosts: what each …
+#  2012 knowledge / failures_permission: Not allowed: tokens, roles, scopes, tunnels, sockets. Who …
+#  2267 knowledge / failures_serve: The engine does not come up or does not answer as asked: …
+#  2537 knowledge / log_answer: What the failure bank answers about a log: the forms that …
+#  2629 knowledge / failure_signature: What a signature of a failure is, and how one is read from …
+#  2852 knowledge / failure_mentions: Whether a line reports a failure or only mentions one: …
+#  2918 knowledge / failure_bank: The failure bank's engine: finds signatures in a log and puts …
+#  3161 knowledge / failures: All signatures of the failure bank, read once: what the stages' …
+#  3186 knowledge / refusal_answer: What a refused request for a machine means: the form that …
+#  3262 knowledge / refusal_reading: A provider's text as the refusal that it is: its reason, whom …
+#  3404 boundaries / log_text: Logs from outside as rows: bounded, of any bytes, tens of megabytes …
+#  3474 boundaries / log_triage: A log's bytes to its answer: what triage.py does, in one function.
+#  3515 programs / triage: Says what a log reports: the line that decides, its cause, the change, …
 
 from __future__ import annotations
 
@@ -143,9 +143,12 @@ def secret_values(environment: Mapping[str, str] | None = None) -> tuple[str, ..
     return tuple(sorted((v for v in found if len(v) >= 8), key=len, reverse=True))
 
 
-def redact(text: str) -> str:
-    """`text` with known secret values and credential shapes replaced by ``[redacted]``."""
-    for value in secret_values():
+def redact(text: str, values: Sequence[str] | None = None) -> str:
+    """`text` with known secret values and credential shapes replaced by ``[redacted]``.
+
+    `values` are those of `secret_values()`, where the caller has many texts and reads them once.
+    """
+    for value in secret_values() if values is None else values:
         text = text.replace(value, "[redacted]")
     for shape in _SECRET_SHAPES:
         text = shape.sub("[redacted]", text)
@@ -170,20 +173,24 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[-tail:]}"
 
 
-def clean(text: str, limit: int = TEXT_LIMIT) -> str:
+def clean(text: str, limit: int = TEXT_LIMIT, values: Sequence[str] | None = None) -> str:
     """Redacted, printable and clipped: the form in which any text goes out."""
     # Clipped generously first, so that 30 MB of log never go through the expressions.
-    return clip(redact(printable(clip(text, 8 * limit))), limit)
+    return clip(redact(printable(clip(text, 8 * limit)), values), limit)
 
 
-def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
+def clean_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """`clean` over every string (keys too) of a JSON value; other scalars pass through.
 
     Bounded in every direction: a list or mapping keeps limit/16 items, a quarter of that with each
     level down, but 10 at least; and what is nested more than 20 deep becomes a remark.
     """
+    return _clean_value(value, limit, 0, secret_values())
+
+
+def _clean_value(value: Any, limit: int, depth: int, values: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return clean(value, limit)
+        return clean(value, limit, values)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if depth > 20:
@@ -191,8 +198,10 @@ def clean_value(value: Any, limit: int = TEXT_LIMIT, depth: int = 0) -> Any:
     room = max(10, limit >> (4 + 2 * depth))
     if isinstance(value, Mapping):
         pairs = _fewer(list(value.items()), room, lambda left: ("…", left))
-        return {clean(str(k), 200): clean_value(v, limit, depth + 1) for k, v in pairs}
-    return [clean_value(v, limit, depth + 1) for v in _fewer(list(value), room, str)]
+        return {
+            clean(str(k), 200, values): _clean_value(v, limit, depth + 1, values) for k, v in pairs
+        }
+    return [_clean_value(v, limit, depth + 1, values) for v in _fewer(list(value), room, str)]
 
 
 def _fewer(items: list[Any], room: int, remark: Callable[[str], Any]) -> list[Any]:
@@ -1604,6 +1613,17 @@ cause Two packages of different generations are installed together ({name?see th
 change act install the set that the engine's release pins, in one resolution
 futile engine flags
 
+== jax_server_refused | root | certain
+line jax_server: (?!\s*\d+% |listening on |whoever reaches
+  |ended during |cannot listen )\S
+unless RESOURCE_EXHAUSTED|Unable to allocate
+cause The JAX engine does not take what it was started with; the line names the key, the tensor or
+  the option.
+change setting MODEL_NAME: as it is -> a Gemma 4 release in bf16 or f32, whole (it computes no other
+  model, no quantised weights, and fills no gap)
+change flag --max-model-len: as it is -> what the line allows, where it speaks of positions
+futile memory flags, and starting it again as it is
+
 == gemma_config_fault | root | likely
 line head_dim.{0,80}(?:mismatch|must be equal|shape)|shape '\[[^\]]+\]' is invalid for input of size
 line '(?:sliding|full)_attention' is not in list
@@ -1829,8 +1849,7 @@ line Attempting to allocate (?P<wanted>[\d.]+[KMGT]i?B?)\. That was not possible
   (?P<free>[\d.]+[KMGT]i?B?) free
 line Error allocating device buffer
 line Failed to allocate (?:request for )?(?P<wanted>[\d.]+ ?[KMGT]i?B).{0,60}on device ordinal
-line RESOURCE_EXHAUSTED: Out of memory (?:while trying to allocate|allocating)
-  (?P<wanted>\d+) bytes
+line RESOURCE_EXHAUSTED: Out of memory while trying to allocate (?P<wanted>\d+) bytes
 unless Error loading program|RuntimeProgramAllocation|at the bottom of memory
 cause Device memory ran out at run time: {wanted?more} was asked for and {free?less} was free.
   Weights, KV cache and donated buffers together are larger than the chip's HBM.
@@ -1953,6 +1972,8 @@ futile looking for the cause in the engine's own log: a killed process writes no
 == jax_cpu_oom | root | likely
 line (?:DefaultCPUAllocator|mmap).{0,60}(?:not enough|can't allocate|Cannot allocate) memory
 line DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<wanted>\d+) bytes
+line RESOURCE_EXHAUSTED: Out of memory allocating (?P<wanted>\d+) bytes
+line MemoryError: Unable to allocate (?P<wanted>[\d.]+ ?[KMGT]iB)
 line OSError: \[Errno 12\] Cannot allocate memory
 line std::bad_alloc|^\s*MemoryError\b
 line runtime: out of memory

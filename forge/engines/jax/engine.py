@@ -1,0 +1,253 @@
+"""The engine itself: a loaded Gemma 4 that answers several conversations, one dispatch at a time.
+
+Knows no text, no requests and no queue; what it computes is in the programs it has compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from forge.engines.gemma4.config_reader import read_config
+from forge.engines.gemma4.refusal import ModelRefused
+from forge.engines.gemma4.weight_files import open_weights
+from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_shapes
+from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
+from forge.engines.jax.params import place_params
+from forge.engines.jax.rows import RowMap
+from forge.engines.jax.sampling import SamplingRows
+from forge.engines.jax.steps import ChosenTokens, batch_sizes, chunk_buckets, engine_programs
+from forge.engines.serving.slot_engine import (
+    EngineFault,
+    EngineLimits,
+    LoadReport,
+    Sampling,
+    StepToken,
+)
+
+ENGINE_DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16)}
+_ENGINE_WEIGHTS_SHARE = 0.4  # of the progress; the rest is compiling
+
+
+@dataclass
+class _Conversation:
+    """What one slot is about. `taken`: prompt tokens in the caches; `last`, once it answers."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    taken: int = 0
+    total: int = 0
+    last: int | None = None
+
+
+def _settings_of(samplings: Sequence[Sampling]) -> SamplingRows:
+    """The settings of each row of a batch, as the programs take them."""
+
+    def column(kind: Any, values: list[float]) -> Any:
+        return np.asarray(values, kind)
+
+    return SamplingRows(
+        temperature=column(np.float32, [s.temperature for s in samplings]),
+        top_k=column(np.int32, [s.top_k for s in samplings]),
+        top_p=column(np.float32, [s.top_p for s in samplings]),
+        min_p=column(np.float32, [s.min_p for s in samplings]),
+        repetition=column(np.float32, [s.repetition_penalty for s in samplings]),
+        presence=column(np.float32, [s.presence_penalty for s in samplings]),
+        frequency=column(np.float32, [s.frequency_penalty for s in samplings]),
+        seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
+        logprobs=column(np.int32, [s.logprobs for s in samplings]),
+    )
+
+
+class _Told:
+    """What a program chose, fetched from the device array by array, when it is asked for."""
+
+    def __init__(self, chosen: ChosenTokens) -> None:
+        self._chosen = chosen
+
+    @cached_property
+    def tokens(self) -> Any:
+        return np.asarray(self._chosen.tokens)
+
+    @cached_property
+    def logprobs(self) -> Any:
+        return np.asarray(self._chosen.logprobs)
+
+    @cached_property
+    def tops(self) -> tuple[Any, Any]:
+        return np.asarray(self._chosen.top_ids), np.asarray(self._chosen.top_logprobs)
+
+    def token(self, place: tuple[int, ...], sampling: Sampling) -> StepToken:
+        """The token at (step, row), or (row,), with as much beside it as its request wants."""
+        token = int(self.tokens[place])
+        if sampling.logprobs < 0:
+            return StepToken(token)
+        top: tuple[tuple[int, float], ...] = ()
+        if sampling.logprobs > 0:
+            ids, values = (array[place][: sampling.logprobs].tolist() for array in self.tops)
+            top = tuple(zip(ids, values, strict=True))
+        return StepToken(token, float(self.logprobs[place]), top)
+
+
+class JaxEngine:
+    """A SlotEngine for a Hugging Face folder with a Gemma 4 of any size, on JAX's default device.
+
+    context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
+    and caches. chunk: most prompt tokens of one dispatch. steps: most tokens of one decode.
+    compile_cache: a folder that keeps compiled programs for the next start.
+    Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
+    not so many positions.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        slots: int,
+        context: int,
+        dtype: str,
+        chunk: int = 256,
+        steps: int = 1,
+        compile_cache: Path | None = None,
+    ) -> None:
+        self._folder = folder
+        self._config = read_config(folder)
+        if context > self._config.positions:
+            raise EngineFault(
+                f"a context of {context} tokens: the model has {self._config.positions} positions"
+            )
+        self._dtype = ENGINE_DTYPES[dtype]
+        self._limits = EngineLimits(
+            slots, context, self._config.vocabulary, min(chunk, context), steps
+        )
+        self._compile_cache = compile_cache
+        self._rows = RowMap(batch_sizes(slots))
+        self._conversations: dict[int, _Conversation] = {}
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    def load(self, report: LoadReport) -> None:
+        """Place the weights and compile every program. Raises EngineFault."""
+        if self._compile_cache is not None:
+            use_compile_cache(self._compile_cache)
+        limits = self._limits
+
+        def placed(share: float) -> None:
+            report(share * _ENGINE_WEIGHTS_SHARE, "placing weights")
+
+        def compiling(share: float, what: str) -> None:
+            report(_ENGINE_WEIGHTS_SHARE + share * (1 - _ENGINE_WEIGHTS_SHARE), what)
+
+        try:
+            self._params = place_params(
+                open_weights(self._folder, self._config), self._dtype, placed
+            )
+            programs = engine_programs(
+                self._config,
+                slots=limits.slots,
+                context=limits.context,
+                dtype=self._dtype,
+                chunk=limits.chunk,
+                steps=limits.steps,
+            )
+            self._programs = compiled_programs(programs, compiling)
+            shapes = state_shapes(self._config, limits.slots, limits.context, self._dtype)
+            self._state: EngineState = empty_state(shapes)
+        except ModelRefused as refusal:
+            raise EngineFault(str(refusal)) from None
+        self._kv_bytes = kv_bytes(shapes)
+        self._counter = CompileCounter()
+        report(1.0, "loaded")
+
+    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
+        """Give the free `slot` a conversation. Raises ValueError for what cannot be one."""
+        if slot in self._conversations or not 0 <= slot < self._limits.slots:
+            raise ValueError(f"slot {slot} is not free")
+        if not 0 < len(prompt) < self._limits.context:
+            context = self._limits.context
+            raise ValueError(f"a prompt of {len(prompt)} tokens in a context of {context}")
+        if not all(0 <= token < self._limits.vocabulary for token in prompt):
+            raise ValueError(f"a token beyond the vocabulary of {self._limits.vocabulary}")
+        self._conversations[slot] = _Conversation(tuple(prompt), sampling)
+        self._rows.give(slot)
+
+    def prefill(self, slot: int) -> StepToken | None:
+        """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
+        talk = self._conversations[slot]
+        limits = self._limits
+        piece = talk.prompt[talk.taken : talk.taken + limits.chunk]
+        bucket = next(size for size in chunk_buckets(limits.chunk) if size >= len(piece))
+        ids = np.zeros(bucket, np.int32)
+        ids[: len(piece)] = piece
+        row = np.int32(self._rows[slot])
+        stream = self._run(
+            f"prefill of {bucket}", row, ids, np.int32(talk.taken), np.int32(len(piece))
+        )
+        talk.taken += len(piece)
+        if talk.taken < len(talk.prompt):
+            return None
+        last = np.int32(piece[-1]), np.int32(talk.taken - 1)
+        chosen = self._run("first token", row, stream, *last, _settings_of([talk.sampling]))
+        token = _Told(chosen).token((0,), talk.sampling)
+        talk.last, talk.total = token.token, talk.taken + 1
+        return token
+
+    def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+        """Up to `steps` further tokens for each of `slots`; none where the context is full."""
+        steps = max(1, min(steps, self._limits.steps))
+        talks = {
+            slot: self._conversations[slot]
+            for slot in slots
+            if self._conversations[slot].total < self._limits.context
+        }
+        told: dict[int, Sequence[StepToken]] = {slot: () for slot in slots}
+        if not talks:
+            return told
+        for source, target in self._rows.pack(list(talks)):
+            self._state = self._programs["moving a row"](
+                self._state, np.int32(source), np.int32(target)
+            )
+        batch = self._rows.batch_of(list(talks))
+        tokens, positions = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
+        active = np.zeros(batch, np.bool_)
+        settings = [Sampling(temperature=0.0)] * batch
+        for slot, talk in talks.items():
+            row = self._rows[slot]
+            if talk.last is None:
+                raise ValueError(f"slot {slot} has not been prefilled")
+            tokens[row], positions[row], active[row] = talk.last, talk.total - 1, True
+            settings[row] = talk.sampling
+        inputs = (tokens, positions, active, _settings_of(settings), np.int32(steps))
+        chosen = _Told(self._run(f"decode of {batch}", *inputs))
+        for slot, talk in talks.items():
+            many = min(steps, self._limits.context - talk.total)
+            row = self._rows[slot]
+            told[slot] = [chosen.token((step, row), talk.sampling) for step in range(many)]
+            talk.last, talk.total = told[slot][-1].token, talk.total + many
+        return told
+
+    def end(self, slot: int) -> None:
+        """Free the slot; whatever it held can be overwritten."""
+        if self._conversations.pop(slot, None) is not None:
+            self._rows.take(slot)
+
+    def counters(self) -> Mapping[str, float]:
+        """compiled_shapes; compiles_after_start, in the whole process; kv_bytes of all slots."""
+        return {
+            "compiled_shapes": len(self._programs),
+            "compiles_after_start": self._counter.compilations,
+            "kv_bytes": self._kv_bytes,
+        }
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        """Run a program on the state, which it replaces."""
+        self._state, result = self._programs[name](self._params, self._state, *arguments)
+        return result

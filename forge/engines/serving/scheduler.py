@@ -1,0 +1,352 @@
+"""Continuous batching: one thread drives the engine, and every conversation gets its turn.
+
+Knows no text, no HTTP and no array library: a job says what it wants and takes tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from forge.engines.serving.slot_engine import (
+    EngineFault,
+    EngineLimits,
+    LoadReport,
+    Sampling,
+    SlotEngine,
+    StepToken,
+)
+
+SchedulerPhase = Literal["loading", "serving", "draining", "closed", "failed"]
+_NEWEST_WEIGHT = 0.1  # of the conversation that ended last, in the mean length of one
+_COUNTERS_EVERY_S = 1.0
+_STOPPING = "the server is stopping"
+
+
+class SchedulerJob(Protocol):
+    """One conversation. Its methods are called by the scheduler's thread alone.
+
+    `prompt` has at least one token; with `limit`, the most tokens that may be answered, it fits the
+    engine's context. `take` that says True, `fail` and `cancelled` are the last call.
+    """
+
+    @property
+    def prompt(self) -> Sequence[int]: ...
+
+    @property
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def limit(self) -> int: ...
+
+    def seated(self) -> None:
+        """A slot was found, and the prompt is read from now on."""
+
+    def take(self, tokens: Sequence[StepToken]) -> bool:
+        """The answer goes on by `tokens`. True: it is over, and the slot can be given away."""
+
+    def fail(self, words: str) -> None:
+        """The answer breaks off; `words` say why."""
+
+    def cancelled(self) -> None:
+        """Its ticket was cancelled, and it holds nothing any more."""
+
+
+class QueueFull(Exception):
+    """As many conversations wait as may wait. `retry_after_s`: about when a place will be free."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"too many requests are waiting; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class NotServing(Exception):
+    """The engine is not there yet, or no longer; the message says what it does instead."""
+
+
+class Ticket:
+    """A job's place: in the queue, then in a slot, then nowhere. For its scheduler's eyes alone."""
+
+    def __init__(self, job: SchedulerJob) -> None:
+        self.job = job
+        self.slot = -1
+        self.prefilled = False
+        self.produced = 0  # tokens of the answer
+        self.cancelled = False
+        self.seated_at = 0.0
+
+
+@dataclass(frozen=True)
+class SchedulerView:
+    """What is going on now. `kv_used_share`: of all the tokens that the slots could hold."""
+
+    phase: SchedulerPhase
+    progress: float
+    doing: str
+    running: int
+    waiting: int
+    kv_used_share: float
+    counters: Mapping[str, float]
+
+
+class Scheduler:
+    """Hands slots out in the order of arrival and keeps all of them busy.
+
+    Each turn takes one chunk of the oldest unread prompt and one decode of all that are read, so
+    that a long prompt cannot hold up the others' answers, nor they it. `queue` is how many
+    conversations may wait beyond those that have a slot. Every public method may be called from any
+    thread.
+    """
+
+    def __init__(
+        self, engine: SlotEngine, queue: int, report: LoadReport = lambda share, doing: None
+    ) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._report = report
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Condition()  # guards all that follows
+        self._phase: SchedulerPhase = "loading"
+        self._progress, self._doing = 0.0, "starting"
+        self._limits: EngineLimits | None = None
+        self._counters: Mapping[str, float] = {}
+        self._waiting: deque[Ticket] = deque()
+        self._withdrawn: list[Ticket] = []  # cancelled in the queue, and not told yet
+        self._seats: list[Ticket] = []  # in the order of their seating
+        self._free: list[int] = []
+        self._aborting = False
+        self._seconds_each = 1.0  # how long a conversation holds its slot, about
+        self._counted_at = 0.0
+
+    def start(self) -> None:
+        """Load the engine and serve, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The engine's limits. Raises NotServing before it is loaded."""
+        with self._wake:
+            if self._limits is None:
+                raise NotServing(self._said())
+            return self._limits
+
+    def submit(self, job: SchedulerJob) -> Ticket:
+        """Queue `job`. Raises QueueFull, or NotServing while loading and after the end."""
+        with self._wake:
+            if self._phase != "serving" or self._limits is None:
+                raise NotServing(self._said())
+            slots = self._limits.slots
+            if len(self._waiting) + len(self._seats) >= slots + self._queue:
+                until_free = self._seconds_each * (len(self._waiting) + 1) / slots
+                raise QueueFull(max(1, min(60, round(until_free))))
+            ticket = Ticket(job)
+            self._waiting.append(ticket)
+            self._wake.notify_all()
+            return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for this answer any more: its slot is freed before the next dispatch."""
+        with self._wake:
+            ticket.cancelled = True
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                self._withdrawn.append(ticket)
+            self._wake.notify_all()
+
+    def drain(self) -> None:
+        """Take no new job; what is under way or waits is still answered."""
+        with self._wake:
+            if self._phase in ("loading", "serving"):
+                self._phase = "draining"
+            self._wake.notify_all()
+
+    def abort(self) -> None:
+        """Drain, but break off what is under way and what waits, before the next dispatch."""
+        self.drain()
+        with self._wake:
+            self._aborting = True
+            self._wake.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Abort, and whether the thread has ended within `timeout_s`: loading and a dispatch cannot
+        be broken off."""
+        self.abort()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Drain, and whether all was answered and the thread has ended within `timeout_s`."""
+        self.drain()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def view(self) -> SchedulerView:
+        """What is going on, for the pages of health and metrics."""
+        with self._wake:
+            room = self._limits.slots * self._limits.context if self._limits else 0
+            held = sum(len(seat.job.prompt) + seat.produced for seat in self._seats)
+            return SchedulerView(
+                phase=self._phase,
+                progress=self._progress,
+                doing=self._said(),
+                running=len(self._seats),
+                waiting=len(self._waiting),
+                kv_used_share=held / room if room else 0.0,
+                counters=self._counters,
+            )
+
+    def _said(self) -> str:
+        if self._phase == "loading":
+            return f"the model is being loaded, {self._progress:.0%}: {self._doing}"
+        if self._phase == "failed":
+            return f"the engine has failed: {self._doing}"
+        return {"draining": _STOPPING, "closed": "the server has stopped"}.get(self._phase, "ready")
+
+    def _run(self) -> None:
+        """The thread: load, then turn after turn until there is nothing left to do."""
+        try:
+            self._engine.load(self._loading)
+            with self._wake:
+                self._limits = self._engine.limits
+                self._free = list(range(self._limits.slots))
+                self._progress, self._doing = 1.0, "loaded"
+                if self._phase == "loading":
+                    self._phase = "serving"
+            while self._has_work():
+                self._turn()
+            for seat in self._seats:  # those that are broken off
+                self._engine.end(seat.slot)
+        except EngineFault as fault:
+            self._end_all("failed", str(fault))
+        except Exception as error:
+            self._end_all("failed", f"{type(error).__name__}: {error}")
+            raise  # no foreseen fault: the trace belongs into the log
+        else:
+            self._end_all("closed", "")
+
+    def _loading(self, share: float, doing: str) -> None:
+        with self._wake:
+            self._progress, self._doing = share, doing
+        self._report(share, doing)
+
+    def _end_all(self, phase: SchedulerPhase, why: str) -> None:
+        with self._wake:
+            self._phase, self._doing = phase, why
+            left = [*self._withdrawn, *self._waiting, *self._seats]
+            self._withdrawn.clear()
+            self._waiting.clear()
+            self._seats.clear()
+            words = self._said() if phase == "failed" else _STOPPING
+        for ticket in left:
+            _tell_end(ticket, words)
+
+    def _has_work(self) -> bool:
+        """Wait for something to do; False when draining has come to its end."""
+        with self._wake:
+            while not self._aborting:
+                if self._waiting or self._seats or self._withdrawn:
+                    return True
+                self._count()
+                if self._phase == "draining":
+                    return False
+                self._wake.wait()
+        return False
+
+    def _count(self) -> None:
+        """Keep the engine's counters for whoever asks: the engine itself is this thread's alone."""
+        self._counters = dict(self._engine.counters())
+        self._counted_at = time.monotonic()
+
+    def _turn(self) -> None:
+        """Free, fill, read one chunk, decode once."""
+        with self._wake:
+            gone, self._withdrawn = self._withdrawn, []
+        for seat in [seat for seat in self._seats if seat.cancelled]:
+            self._leave(seat)
+            gone.append(seat)
+        for ticket in gone:
+            _tell_end(ticket, "")
+        self._fill()
+        unread = next((seat for seat in self._seats if not seat.prefilled), None)
+        if unread is not None:
+            first = self._engine.prefill(unread.slot)
+            if first is not None:
+                unread.prefilled = True
+                self._give(unread, [first])
+        read = [seat for seat in self._seats if seat.prefilled]
+        if read:
+            answers = self._engine.decode([seat.slot for seat in read], self._steps(read))
+            for seat in read:
+                self._give(seat, answers.get(seat.slot, ()))
+        if time.monotonic() - self._counted_at > _COUNTERS_EVERY_S:
+            self._count()
+
+    def _steps(self, read: Sequence[Ticket]) -> int:
+        """How many tokens to decode: no more than anybody needs, and where others wait for a slot,
+        no more than the one needs that will free the next."""
+        left = [seat.job.limit - seat.produced for seat in read]
+        wanted = min(left) if self._waiting else max(left)
+        return min(self._engine.limits.steps, wanted)
+
+    def _fill(self) -> None:
+        """Seat those that wait, first come, first served."""
+        while self._free:
+            with self._wake:
+                if not self._waiting:
+                    return
+                seat = self._waiting.popleft()
+                seat.slot = self._free.pop(0)
+                self._seats.append(seat)
+            seat.seated_at = time.monotonic()
+            try:
+                self._engine.begin(seat.slot, seat.job.prompt, seat.job.sampling)
+                seat.job.seated()
+            except EngineFault:
+                raise
+            except Exception as error:
+                self._break_off(seat, error)
+
+    def _give(self, seat: Ticket, tokens: Sequence[StepToken]) -> None:
+        """Hand over the tokens that the job may have, and free its slot when it is over."""
+        tokens = tokens[: seat.job.limit - seat.produced]
+        seat.produced += len(tokens)
+        try:
+            if not tokens:
+                raise RuntimeError("the engine gave no token")
+            over = seat.job.take(tokens)
+        except Exception as error:
+            self._break_off(seat, error)
+            return
+        if over or seat.produced >= seat.job.limit:
+            took = time.monotonic() - seat.seated_at
+            self._seconds_each += _NEWEST_WEIGHT * (took - self._seconds_each)
+            self._leave(seat)
+
+    def _break_off(self, seat: Ticket, error: Exception) -> None:
+        """What one job's own fault ends is that job alone."""
+        self._leave(seat)
+        _tell_end(seat, f"{type(error).__name__}: {error}")
+
+    def _leave(self, seat: Ticket) -> None:
+        with self._wake:
+            self._seats.remove(seat)
+        self._engine.end(seat.slot)
+        self._free.append(seat.slot)
+        self._free.sort()  # low slots first: an engine may need less for few of them
+
+
+def _tell_end(ticket: Ticket, words: str) -> None:
+    """Say why a job ends that has no end of its own; one that cannot even take that harms none."""
+    with contextlib.suppress(Exception):
+        if ticket.cancelled:
+            ticket.job.cancelled()
+        else:
+            ticket.job.fail(words)
