@@ -9,7 +9,7 @@ WITH_PACKAGES := $(RUN) --python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-rigs test-real build check diff eject lint format typecheck bench-startup calibrate rollup \
-	bench-client bench-triage bench-local bench-sweep
+	bench-client bench-triage bench-local bench-sweep bench-engine aot
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -69,3 +69,9 @@ bench-triage: ## measure how well and how fast the failure bank finds the decidi
 
 bench-sweep: ## simulate 200 markets: the sweep beside asking in turn and asking everywhere
 	@$(WITH_PACKAGES) -m forge.bench_sweep
+
+bench-engine: ## measure the JAX engine beside transformers, vLLM and llama.cpp; the table goes into its README
+	@$(WITH_PACKAGES) -m forge.bench_engine $(ARGS)
+
+aot: ## compile the JAX engine's programs for TPUs and cards that are not here; the table goes into its README
+	@$(WITH_PACKAGES) -m forge.aot $(ARGS)

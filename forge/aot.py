@@ -123,7 +123,8 @@ def readme_lines(results: Mapping[str, Any], outcomes: Sequence[AotOutcome]) -> 
         "Arguments are what a program is given and reads: weights, caches, and what sampling"
         " remembers. The planner's figure is for all of that, so it stands beside programs that"
         " read all. A prompt's piece does not touch the layers that share keys; their weights lie"
-        " on the chip all the same. A share of the chip's memory is that of the peak.",
+        " on the chip all the same. A share of the chip's memory is that of the peak. GB and MB are"
+        " powers of ten; where a compiler refuses, its G is 2^30 bytes, of all that it needs.",
         "",
         "What this does not say: how fast anything is, that it runs, or that its answers are right"
         " there. Seconds are this machine's, with whatever else it did. A card's compiler tries no"

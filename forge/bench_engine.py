@@ -1,6 +1,6 @@
 """The JAX engine beside other engines: `make bench-engine`. One checkpoint, one run, same prompts.
 
-A random Gemma 4 of 287 million parameters is made, then served in turn by this engine, vLLM and
+A random Gemma 4 of 300 million parameters is made, then served in turn by this engine, vLLM and
 llama.cpp (where installed) over HTTP, and run by transformers in a process of its own. Beside them
 the device's memory bandwidth is measured: decoding reads every weight once a step, so the share of
 that bound says how good an engine is. On a machine with an accelerator the same runs there.
@@ -104,7 +104,7 @@ def table_text(results: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"{results['date']}, {machine['device']}, {machine['cores']} cores, load average "
-        f"{machine['load']} before it began; {results['dtype']}; a random Gemma 4 of 287 million "
+        f"{machine['load']} before it began; {results['dtype']}; a random Gemma 4 of 300 million "
         f"parameters in E2B's proportions; {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, greedy, "
         f"the median of {results['repeats']} rounds. Memory moved "
         f"{results['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, and a step of one stream reads "

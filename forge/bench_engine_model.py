@@ -1,4 +1,4 @@
-"""The model of `make bench-engine`: a random Gemma 4 of 287 million parameters, made on the spot.
+"""The model of `make bench-engine`: a random Gemma 4 of 300 million parameters, made on the spot.
 
 In E2B's proportions: half its width, 15 of its 35 layers, the last 10 with shared keys and values,
 per-layer embeddings, one full layer in five, an eighth of its vocabulary. Knows no engine.

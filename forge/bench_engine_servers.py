@@ -121,23 +121,25 @@ def transformers_row(folder: Path, dtype: str, repeats: int) -> dict[str, Any]:
 
     def one_round(cache: str | None, prompts: Sequence[Sequence[int]]) -> dict[str, float]:
         ids = torch.tensor([list(prompt) for prompt in prompts], device=device)
+        times: list[float] = []
 
-        def seconds(tokens: int) -> float:
-            begun = time.perf_counter()
-            made = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                do_sample=False,
-                cache_implementation=cache,
-            )
-            if made.shape[1] != len(prompts[0]) + tokens:
-                raise RuntimeError(f"transformers made {made.shape[1]} tokens")
-            return time.perf_counter() - begun
+        def heard(ids: Any, scores: Any, **_: Any) -> Any:
+            """Asked after every token whether to stop, and never says so."""
+            del scores
+            times.append(time.perf_counter() - begun)
+            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
-        first, last = seconds(1), seconds(OUTPUT_TOKENS)
-        return cell_of([Answer(first, last, OUTPUT_TOKENS)] * len(prompts))
+        begun = time.perf_counter()
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=OUTPUT_TOKENS,
+            max_new_tokens=OUTPUT_TOKENS,
+            do_sample=False,
+            cache_implementation=cache,
+            stopping_criteria=transformers.StoppingCriteriaList([heard]),
+        )
+        return cell_of([Answer(times[0], times[-1], len(times))] * len(prompts))
 
     prompts = bench_prompts(max(STREAMS), PROMPT_TOKENS)
     best: dict[str, dict[str, Any]] = {}

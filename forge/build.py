@@ -39,6 +39,7 @@ from forge.naming import slug
 from forge.parts.assembly.rig import Rig
 from forge.parts.planes.capacity_plane import CapacitySettings
 from forge.pins import (
+    requirements_among,
     requirements_of_script,
     script_block,
     server_requirements,
@@ -160,7 +161,9 @@ def stage_rig(module: str, folder: Path) -> StagedRig:
         server_requirements(source.third_party)  # what they refuse is said before it is imported
         rig = load_rig(module)
         server = _server(module, source, rig.programs)
-        programs = {f"{name}.py": _program(name) for name in rig.programs}
+        programs = {
+            f"{name}.py": _program(name, tuple(rig.runtime_requirements)) for name in rig.programs
+        }
         suite, suite_needs = _suite(module)
     except (BundleError, ValueError) as error:
         raise BuildError(f"forge/rigs/{module}.py: {error}") from error
@@ -303,11 +306,17 @@ def _program_source(name: str) -> Bundle:
     return bundle(f"forge.programs.{name}", ROOT)
 
 
-@functools.cache
-def _program(name: str) -> str:
-    """The text of a program beside server.py, with a PEP 723 block where it needs packages."""
+def _program(name: str, runtime: tuple[str, ...]) -> str:
+    """The text of a program beside server.py, with a PEP 723 block where it needs packages: the
+    servers' own, and those that the `runtime` brings."""
+    imports = _program_source(name).third_party
+    brought = requirements_among(imports, runtime)
+    return _rendered_program(name, tuple([*server_requirements(imports), *brought]))
+
+
+@functools.cache  # most are the same in every rig
+def _rendered_program(name: str, needed: tuple[str, ...]) -> str:
     source = _program_source(name)
-    needed = server_requirements(source.third_party)
     head = f"{script_block(needed)}\n" if needed else ""
     # A machine's start-up agent runs a program by its first line.
     text = _text(ROOT / "forge" / "programs" / f"{name}.py")

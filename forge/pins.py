@@ -59,6 +59,13 @@ def server_requirements(imports: Iterable[str]) -> list[str]:
     return sorted({SERVER_PINS[name] for name in needed})
 
 
+def requirements_among(imports: Iterable[str], requirements: Iterable[str]) -> list[str]:
+    """Those of a runtime's `requirements` whose package is among `imports` (top-level names)."""
+    known = set(imports)
+    names = {text: re.split(r"[^\w.-]", text)[0].replace("-", "_") for text in requirements}
+    return sorted(text for text, name in names.items() if name in known)
+
+
 def script_block(requirements: Iterable[str]) -> str:
     """The PEP 723 block that says what a single file needs, as comment lines."""
     lines = [

@@ -11,7 +11,13 @@ import tomllib
 import unittest
 
 from forge.manifests import plugin_version
-from forge.pins import SERVER_PINS, requirements_of_script, script_block, server_requirements
+from forge.pins import (
+    SERVER_PINS,
+    requirements_among,
+    requirements_of_script,
+    script_block,
+    server_requirements,
+)
 from tests.forge_copy import FIRST_RIG, ForgeCopyCase, TemporaryFolderCase
 
 OTHER_PYTHONS = ("python3.11", "python3.12", "python3.13")
@@ -274,6 +280,13 @@ class PinTests(TemporaryFolderCase):
         self.assertEqual(requirements_of_script(text), wanted)
         with self.assertRaisesRegex(ValueError, "no PEP 723 block"):
             requirements_of_script('"""A server."""\n')
+
+    def test_a_program_asks_for_what_it_imports_of_its_runtimes_packages(self) -> None:
+        brought = ("jax[cpu]==0.10.2", "prometheus-client>=0.26,<1", "huggingface-hub>=2.4,<3")
+        self.assertEqual(
+            requirements_among(["jax", "prometheus_client", "re"], brought), list(brought[:2])
+        )
+        self.assertEqual(requirements_among(["jaxlib"], brought), [])
 
     def test_the_pins_allow_the_releases_that_are_tested_here(self) -> None:
         names = [re.split("[><=]", pin)[0] for pin in SERVER_PINS.values()]

@@ -172,6 +172,8 @@ def install(requirements: list[Path]) -> Path:
     size = "about 0.3 GB"
     if any("torch" in text for text in texts):
         size = "about 1.4 GB, or 5 GB where pip is offered only torch's CUDA build"
+    elif any("jax" in text for text in texts):
+        size = "about 0.8 GB"
     say(f"Installing {', '.join(path.name for path in requirements)} into {target} ({size}) …")
     target.parent.mkdir(parents=True, exist_ok=True)
     _sweep(target.parent)

@@ -1,7 +1,7 @@
 """The suite of local-jax-cpu-2b: `python3 -m unittest test_server` in the rig's folder.
 
 Drives the built server.py beside it through a real MCP client, offline, against a fake engine.
-Needs what the server needs, and no JAX. Writes to temporary folders only.
+Needs what the server needs, ml_dtypes and tokenizers, and no JAX. Writes to temporary folders only.
 """
 
 from __future__ import annotations

@@ -260,6 +260,8 @@ class SettingsTest(EngineCase):
         with self.assertRaises(ValueError):
             _engine.decode([0], 1)  # it has not been read
         self.assertIsNotNone(_engine.prefill(0))
+        with self.assertRaises(ValueError):
+            _engine.prefill(0)  # it has been
 
 
 class LoadingTest(EngineCase):
@@ -279,8 +281,8 @@ class LoadingTest(EngineCase):
         )
         counters = _engine.counters()
         self.assertEqual(counters["compiled_shapes"], 7)  # 2 buckets, a first, 3 batches, a move
-        # f32 keys and values: four rings of 8 by 32, and one whole context of 64, in each slot
-        one = 3 * WINDOW * 32 + 2 * CONTEXT * 64
+        # f32 keys and values: two rings of 8 by 32, and one whole context by 64, in each slot
+        one = 2 * WINDOW * 32 + CONTEXT * 64
         self.assertEqual(counters["kv_bytes"], SLOTS * 2 * 4 * one)
 
     def test_a_model_that_cannot_be_served_is_refused_with_words(self) -> None:

@@ -243,6 +243,13 @@ class CutTest(unittest.TestCase):
                 wanted = np.flatnonzero(np.exp(-distances.astype(np.float64)) >= min_p)
                 self.assertEqual(set(wanted.tolist()), kept)
 
+    def test_rows_that_cut_nothing_keep_all_beside_one_that_cuts(self) -> None:
+        distances = np.arange(VOCABULARY, dtype=np.float32)
+        rows = (Row(), Row(temperature=0, top_k=3), Row(top_k=3))
+        reach, last = cut_off([distances] * 3, *rows)
+        kept = [len(kept_by(float(reach[i]), int(last[i]), distances)) for i in range(3)]
+        self.assertEqual([VOCABULARY, VOCABULARY, 3], kept)
+
     def test_a_row_that_needs_the_long_way_changes_no_other(self) -> None:
         near = np.arange(VOCABULARY, dtype=np.float32) / 7
         flat = np.zeros(VOCABULARY, np.float32)

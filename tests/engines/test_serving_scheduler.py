@@ -175,12 +175,12 @@ class Answers(SchedulerCase):
         return [entry[2] for entry in engine.log if entry[0] == "decode"]
 
     def test_no_more_steps_than_anybody_needs(self) -> None:
-        """The first answer is eight tokens ahead when the second begins."""
+        """One while the second prompt is still to be read: its first token is waited for."""
         self.assertEqual(self.steps_of(2, 6), [1, 5])
-        self.assertEqual(self.steps_of(12, 12), [8, 8, 3])
+        self.assertEqual(self.steps_of(12, 12), [1, 8, 3])
 
     def test_where_others_wait_no_more_than_frees_the_next_slot(self) -> None:
-        self.assertEqual(self.steps_of(12, 12, 2), [8, 3, 8])
+        self.assertEqual(self.steps_of(12, 12, 2), [1, 8, 2, 1])
 
     def test_who_waits_for_a_slot_gets_the_first_that_is_free(self) -> None:
         """While others wait, a decode ends with the answer that ends first."""
@@ -197,9 +197,9 @@ class Answers(SchedulerCase):
             engine.log[:5],
             [
                 ("prefill", 0),
-                ("decode", (0,), 3),
+                ("decode", (0,), 1),
                 ("prefill", 1),
-                ("decode", (1,), 8),
+                ("decode", (0, 1), 2),
                 ("prefill", 0),
             ],
         )
@@ -293,14 +293,14 @@ class Bounds(SchedulerCase):
         self.assertEqual(job.calls_after_the_last, 0)
 
     def test_the_view_counts(self) -> None:
-        """Held after a prompt of ten is read and five tokens of its answer are there."""
+        """Held after a prompt of ten is read and two tokens of its answer are there."""
         engine = CountingEngine(slots=2, context=50, chunk=16)
         engine.hold_after = 2
         scheduler = self.begun(engine)
         jobs = [Job(range(10), 9) for _ in range(5)]
         for job in jobs:
             scheduler.submit(job)
-        self.wait_for(lambda: scheduler.view().kv_used_share == (10 + 5 + 10) / 100)
+        self.wait_for(lambda: scheduler.view().kv_used_share == (10 + 2 + 10) / 100)
         view = scheduler.view()
         self.assertEqual((view.running, view.waiting), (2, 3))
         self.assertEqual(view.counters["kv_bytes"], 4096)

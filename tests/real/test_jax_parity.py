@@ -23,10 +23,13 @@ from forge.engines.jax.attention import KEY_BLOCK
 from forge.engines.jax.engine import JaxEngine
 from forge.engines.serving.slot_engine import StepToken
 from tests.engines.jax_compare import (
+    BF16,
     GREEDY,
     NEAR,
     answer,
     log_probabilities,
+    logits_at_once,
+    opened,
     read,
     worst_difference,
 )
@@ -135,24 +138,22 @@ class EveryFaultTest(unittest.TestCase):
 
 
 class Bf16Test(unittest.TestCase):
-    def test_every_shape_is_near_in_bf16(self) -> None:
-        """First tokens, against transformers in f32; what rounding moves is under a tenth of a
-        logit's spread on the average."""
+    def test_every_shape_is_nearer_to_f32_than_transformers_in_bf16(self) -> None:
+        """On the average over all logits of a prompt; and the engine serves what that says."""
         for shape in SHAPES:
             with self.subTest(shape=shape), scratch() as folder:
                 make_checkpoint(folder, shape)
-                reference = Reference(folder)
+                prompt = some_prompt(40)
+                exact = Reference(folder).logits(prompt)
+                theirs = np.abs(Reference(folder, "bfloat16").logits(prompt) - exact).mean()
+                ours = logits_at_once(*opened(folder, BF16), prompt)
+                self.assertLess(np.abs(ours - exact).mean(), theirs)
                 engine = loaded(folder, dtype="bf16", chunk=16, context=64)
-                far = []
-                for length in (1, WINDOW, 20, 40):
-                    prompt = some_prompt(length, seed=length)
-                    want = reference.logits(prompt)
-                    told = answer(engine, prompt, 8)
-                    exact = log_probabilities(want[-1])
-                    far += [abs(exact[token] - value) for token, value in told[0].top]
-                    self.assertEqual(len(told), 8)
-                self.assertGreater(max(far), NEAR)
-                self.assertLess(float(np.mean(far)), 0.07)
+                told = answer(engine, prompt, 8)
+                self.assertEqual(len(told), 8)
+                at_once = log_probabilities(ours[-1])
+                apart = [abs(at_once[token] - value) for token, value in told[0].top]
+                self.assertLess(float(np.mean(apart)), 2 * theirs)
 
 
 class CompileCacheTest(unittest.TestCase):
@@ -193,26 +194,29 @@ class CompileCacheTest(unittest.TestCase):
 
 class MemoryTest(unittest.TestCase):
     def test_placing_takes_no_second_copy(self) -> None:
-        """Peak memory of a process that places 140 MB of weights, as they are and in the other
-        dtype: at most a tenth and the largest tensor above the weights themselves."""
+        """Peak memory of a process that places 170 MB of f32 weights, as they are and as bf16: at
+        most a tenth and the largest tensor above what it keeps."""
         with scratch() as folder:
-            sizes = {"vocab_size": 16384, "vocab_size_per_layer_input": 16384}
+            sizes = {"vocab_size": 32768, "vocab_size_per_layer_input": 32768}
             make_checkpoint(folder, "e2b", hidden_size=512, intermediate_size=2048, **sizes)
             for dtype in ("float32", "bfloat16"):
                 told = json.loads(run_python(self.CODE, str(folder), dtype).splitlines()[-1])
                 with self.subTest(dtype=dtype, **told):
-                    self.assertGreater(told["weights"], 70_000_000)
+                    self.assertGreater(told["weights"], 80_000_000)
+                    self.assertGreater(told["rise"], 0.5 * told["weights"])
                     allowed = 1.1 * told["weights"] + told["largest"]
                     self.assertLess(told["rise"], allowed)
 
     CODE = """
-        import json, resource, sys
+        import json, re, sys
         from pathlib import Path
         import jax.numpy as jnp
         from forge.engines.gemma4.config_reader import read_config
         from forge.engines.gemma4.weight_files import open_weights
         from forge.engines.jax.params import place_params
-        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        def peak():  # not getrusage, which also knows the parent's
+            status = Path("/proc/self/status").read_text()
+            return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024
         folder = Path(sys.argv[1])
         weights = open_weights(folder, read_config(folder))
         jnp.zeros(3).block_until_ready()

@@ -6,9 +6,12 @@ tiny one in the wrapper that releases have. What it answers is held against tran
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
+import time
 import unittest
 import urllib.error
 import urllib.request
@@ -18,7 +21,7 @@ from typing import Any
 from mcp import Client
 
 from forge.suites.jax_rig import JAX_WORDS
-from forge.suites.rig_case import RigUnderTest, use_rig
+from forge.suites.rig_case import PATIENCE_S, RigUnderTest, use_rig
 from tests import test_real_serving
 
 RIG_FOLDER = test_real_serving.ROOT / "local-jax-cpu-2b"
@@ -58,6 +61,17 @@ for prompt in prompts:
     answers.append([length, len(new), tokenizer.decode(new, skip_special_tokens=True)])
 print(json.dumps(answers))
 """
+
+
+def can_be_bound(port: int) -> bool:
+    """Whether nobody holds the port any more."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def setUpModule() -> None:
@@ -171,10 +185,15 @@ class EmbeddedGemmaTests(RealJaxCase):
     async def _killed(self, client: Client) -> None:
         (pid,) = self.processes("server")
         os.kill(pid, signal.SIGKILL)
-        await self.until(lambda: not self.processes("server"), "it did not die")
-        status = await self.answer(client, "get_system_status")
+        deadline = time.monotonic() + PATIENCE_S
+        # Its threads end one after the other; until the last has, its number and port are taken.
+        gone = f"(pid {pid}) has ended by itself"
+        status: dict[str, Any] = {}
+        while gone not in " ".join(status.get("notes", [])) or not can_be_bound(self.port):
+            self.assertLess(time.monotonic(), deadline, status)
+            await asyncio.sleep(0.2)
+            status = await self.answer(client, "get_system_status")
         self.assertEqual(status["state"], "stopped")
-        self.assertIn("ended by itself", " ".join(status["notes"]))
 
 
 class WrappedGemmaTests(RealJaxCase):

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -63,6 +64,11 @@ def _settings_of(samplings: Sequence[Sampling]) -> SamplingRows:
         seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
         logprobs=column(np.int32, [s.logprobs for s in samplings]),
     )
+
+
+def _first_line(error: Exception) -> str:
+    """What an error of JAX says before it says where."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _Told:
@@ -163,6 +169,8 @@ class JaxEngine:
             self._state: EngineState = empty_state(shapes)
         except ModelRefused as refusal:
             raise EngineFault(str(refusal)) from None
+        except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
+            raise EngineFault(_first_line(error)) from error
         self._kv_bytes = kv_bytes(shapes)
         self._counter = CompileCounter()
         report(1.0, "loaded")
@@ -183,6 +191,8 @@ class JaxEngine:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
         talk = self._conversations[slot]
         limits = self._limits
+        if talk.last is not None:
+            raise ValueError(f"the prompt of slot {slot} has been read")
         piece = talk.prompt[talk.taken : talk.taken + limits.chunk]
         bucket = next(size for size in chunk_buckets(limits.chunk) if size >= len(piece))
         ids = np.zeros(bucket, np.int32)
@@ -248,6 +258,9 @@ class JaxEngine:
         }
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        """Run a program on the state, which it replaces."""
-        self._state, result = self._programs[name](self._params, self._state, *arguments)
+        """Run a program on the state, which it replaces. Raises EngineFault; the state is lost."""
+        try:
+            self._state, result = self._programs[name](self._params, self._state, *arguments)
+        except jax.errors.JaxRuntimeError as error:
+            raise EngineFault(f"{name}: {_first_line(error)}") from error
         return result

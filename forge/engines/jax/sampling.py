@@ -141,12 +141,10 @@ def _drawn(distances: jax.Array, rows: SamplingRows, position: jax.Array) -> jax
     By the largest of shares with Gumbel noise, twice: which block of ids, then which id in it. So
     few random numbers are needed, and a token that was cut off can never win.
     """
-    batch, size = distances.shape
-    restricted = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
-    everything = SamplingCut(
-        jnp.full((batch,), jnp.inf, jnp.float32), jnp.full((batch,), size, jnp.int32)
+    size = distances.shape[-1]
+    cut = lax.cond(
+        jnp.any(_restricted(rows)), lambda: cut_of(distances, rows), lambda: _no_cut(rows, size)
     )
-    cut = lax.cond(jnp.any(restricted), lambda: cut_of(distances, rows), lambda: everything)
     kept = _kept(distances, jnp.arange(size, dtype=jnp.int32), cut)
     blocks = _in_blocks(jnp.where(kept, distances, jnp.inf), jnp.inf)
     shares = jnp.sum(jnp.exp(-blocks), axis=-1)
@@ -159,6 +157,20 @@ def _drawn(distances: jax.Array, rows: SamplingRows, position: jax.Array) -> jax
     block = jnp.argmax(noises[:, SAMPLING_BLOCK:] + jnp.log(shares), axis=-1)
     place = jnp.argmax(noises[:, :SAMPLING_BLOCK] - _block_of(blocks, block), axis=-1)
     return _token_of(block, place, size)
+
+
+def _restricted(rows: SamplingRows) -> jax.Array:
+    """Which rows [b] draw, and not from all tokens."""
+    some = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)
+    return some & (rows.temperature > 0)
+
+
+def _no_cut(rows: SamplingRows, size: int) -> SamplingCut:
+    """All of `size` tokens may be drawn."""
+    return SamplingCut(
+        jnp.full(rows.top_k.shape, jnp.inf, jnp.float32),
+        jnp.full(rows.top_k.shape, size, jnp.int32),
+    )
 
 
 def _kept(distances: jax.Array, ids: jax.Array, cut: SamplingCut) -> jax.Array:
@@ -175,8 +187,17 @@ def cut_of(distances: jax.Array, rows: SamplingRows) -> SamplingCut:
     likeliest one's. The likeliest token is always kept.
     """
     near, fits = _near_cut(distances, rows)
-    far = lax.cond(jnp.all(fits), lambda: near, lambda: _far_cut(distances, rows))
-    return SamplingCut(jnp.where(fits, near.reach, far.reach), jnp.where(fits, near.last, far.last))
+    restricted = _restricted(rows)
+    far = lax.cond(jnp.all(fits | ~restricted), lambda: near, lambda: _far_cut(distances, rows))
+    cut = _chosen_cut(fits, near, far)
+    return _chosen_cut(restricted, cut, _no_cut(rows, distances.shape[-1]))
+
+
+def _chosen_cut(first: jax.Array, one: SamplingCut, other: SamplingCut) -> SamplingCut:
+    """The rows of `one` where `first` [b], else those of `other`."""
+    return SamplingCut(
+        jnp.where(first, one.reach, other.reach), jnp.where(first, one.last, other.last)
+    )
 
 
 def _most_tokens(rows: SamplingRows, size: int) -> jax.Array:

@@ -290,8 +290,11 @@ class Scheduler:
             self._count()
 
     def _steps(self, read: Sequence[Ticket]) -> int:
-        """How many tokens to decode: no more than anybody needs, and where others wait for a slot,
-        no more than the one needs that will free the next."""
+        """How many tokens to decode: one while a prompt is being read, whose first token is waited
+        for; else no more than anybody needs, and where others wait for a slot, no more than the one
+        needs that will free the next."""
+        if len(read) < len(self._seats):
+            return 1
         left = [seat.job.limit - seat.produced for seat in read]
         wanted = min(left) if self._waiting else max(left)
         return min(self._engine.limits.steps, wanted)

@@ -62,6 +62,12 @@ _L4_PREFILL = EngineValue(
 _TORCH_OVERHEAD = EngineValue(
     0.8e9, "fitted", f"{_DEV_REPORTS}: peak RSS of 5.71 GB for E2B in transformers", "2026-09-04"
 )
+_JAX_CPU_OVERHEAD = EngineValue(
+    1.34e9,
+    "fitted",
+    "local-jax-cpu-2b: 0.61 GB with 10 layers and 0.90 with 20, drawn on to E2B's 35",
+    "2026-11-30",
+)
 
 
 def _lent_value(value: EngineValue, lender: str) -> EngineValue:
@@ -245,7 +251,14 @@ ENGINE_PROFILES: dict[str, EngineProfile] = {
     ),
     "jax-tpu": _JAX_TPU,
     "jax-cuda": _JAX_CUDA,
-    "jax-cpu": _on_cpu("the JAX engine on the CPU", _JAX_CUDA, encodings=("f32", "bf16")),
+    "jax-cpu": _on_cpu(
+        "the JAX engine on the CPU",
+        _JAX_CUDA,
+        overhead=_JAX_CPU_OVERHEAD,
+        encodings=("f32", "bf16"),
+        encodings_source="the engine itself",
+        reference_int4=False,
+    ),
     "jax-neuron": _renamed("the JAX engine on Neuron", _NEURON_TORCH),
     "jaxrust-tpu": _renamed("the Rust host on TPU", _JAX_TPU, encodings=("bf16",)),
     "jaxrust-cuda": _renamed("the Rust host on CUDA", _JAX_CUDA, encodings=("bf16", "fp16")),
