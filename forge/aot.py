@@ -129,7 +129,7 @@ def readme_lines(results: Mapping[str, Any], outcomes: Sequence[AotOutcome]) -> 
         "What this does not say: how fast anything is, that it runs, or that its answers are right"
         " there. Seconds are this machine's, with whatever else it did. A card's compiler tries no"
         " kernels here, so a real card will choose others; the numbers of the L4 and the T4 that it"
-        " was told are in `forge/aot_chips.py`.",
+        " was told are the sources' own, not read from a card.",
     ]
 
 

@@ -16,8 +16,8 @@ class ShapesTest(unittest.TestCase):
         self.assertEqual(batch_sizes(6), (1, 2, 4, 6))
 
     def test_pieces_are_padded_to_less_than_four_times_their_length(self) -> None:
-        self.assertEqual(chunk_buckets(256), (16, 64, 256))
-        self.assertEqual(chunk_buckets(100), (16, 64, 100))
+        self.assertEqual(chunk_buckets(256), (16, 32, 64, 128, 256))
+        self.assertEqual(chunk_buckets(100), (16, 32, 64, 100))
         self.assertEqual(chunk_buckets(16), (16,))
         self.assertEqual(chunk_buckets(5), (5,))
 

@@ -175,12 +175,11 @@ class Answers(SchedulerCase):
         return [entry[2] for entry in engine.log if entry[0] == "decode"]
 
     def test_no_more_steps_than_anybody_needs(self) -> None:
-        """One while the second prompt is still to be read: its first token is waited for."""
-        self.assertEqual(self.steps_of(2, 6), [1, 5])
-        self.assertEqual(self.steps_of(12, 12), [1, 8, 3])
+        self.assertEqual(self.steps_of(2, 6), [5])
+        self.assertEqual(self.steps_of(12, 12), [8, 3])
 
     def test_where_others_wait_no_more_than_frees_the_next_slot(self) -> None:
-        self.assertEqual(self.steps_of(12, 12, 2), [1, 8, 2, 1])
+        self.assertEqual(self.steps_of(12, 12, 2), [8, 3, 1])
 
     def test_who_waits_for_a_slot_gets_the_first_that_is_free(self) -> None:
         """While others wait, a decode ends with the answer that ends first."""
@@ -197,10 +196,32 @@ class Answers(SchedulerCase):
             engine.log[:5],
             [
                 ("prefill", 0),
-                ("decode", (0,), 1),
                 ("prefill", 1),
-                ("decode", (0, 1), 2),
+                ("decode", (0, 1), 3),
                 ("prefill", 0),
+                ("decode", (1, 0), 8),
+            ],
+        )
+
+    def test_short_prompts_share_a_turn_and_one_step_is_taken_while_others_are_read(self) -> None:
+        """Six tokens, two and five with chunks of eight: the third waits for the next turn."""
+        engine = CountingEngine(slots=3, chunk=8, steps=4)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        jobs = [Job(range(length), 9) for length in (6, 2, 5)]
+        for job in jobs:
+            scheduler.submit(job)
+        engine.gate.set()
+        for job in jobs:
+            job.wait()
+        self.assertEqual(
+            engine.log[:5],
+            [
+                ("prefill", 0),
+                ("prefill", 1),
+                ("decode", (0, 1), 1),
+                ("prefill", 2),
+                ("decode", (0, 1, 2), 4),
             ],
         )
 

@@ -30,7 +30,7 @@ from forge.engines.jax.params import param_shapes
 from forge.engines.jax.sampling import SamplingRows, sample_step
 from forge.engines.serving.slot_engine import MOST_LOGPROBS
 
-_BUCKET_STEP = 4  # a chunk is padded to the next of 16, 64, 256, …: less than 4 times too long
+_BUCKET_STEP = 2  # a chunk is padded to the next of 16, 32, 64, …: less than twice too long
 _LEAST_BUCKET = 16
 
 

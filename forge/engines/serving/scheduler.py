@@ -75,6 +75,7 @@ class Ticket:
     def __init__(self, job: SchedulerJob) -> None:
         self.job = job
         self.slot = -1
+        self.read = 0  # tokens of the prompt
         self.prefilled = False
         self.produced = 0  # tokens of the answer
         self.cancelled = False
@@ -97,8 +98,9 @@ class SchedulerView:
 class Scheduler:
     """Hands slots out in the order of arrival and keeps all of them busy.
 
-    Each turn takes one chunk of the oldest unread prompt and one decode of all that are read, so
-    that a long prompt cannot hold up the others' answers, nor they it. `queue` is how many
+    Each turn reads a chunk's worth of prompts, the oldest first, and decodes once for all that are
+    read, so that a long prompt cannot hold up the others' answers, nor they it; short ones share a
+    turn. `queue` is how many
     conversations may wait beyond those that have a slot. Every public method may be called from any
     thread.
     """
@@ -266,7 +268,7 @@ class Scheduler:
         self._counted_at = time.monotonic()
 
     def _turn(self) -> None:
-        """Free, fill, read one chunk, decode once."""
+        """Free, fill, read, decode once."""
         with self._wake:
             gone, self._withdrawn = self._withdrawn, []
         for seat in [seat for seat in self._seats if seat.cancelled]:
@@ -275,12 +277,7 @@ class Scheduler:
         for ticket in gone:
             _tell_end(ticket, "")
         self._fill()
-        unread = next((seat for seat in self._seats if not seat.prefilled), None)
-        if unread is not None:
-            first = self._engine.prefill(unread.slot)
-            if first is not None:
-                unread.prefilled = True
-                self._give(unread, [first])
+        self._read()
         read = [seat for seat in self._seats if seat.prefilled]
         if read:
             answers = self._engine.decode([seat.slot for seat in read], self._steps(read))
@@ -288,6 +285,20 @@ class Scheduler:
                 self._give(seat, answers.get(seat.slot, ()))
         if time.monotonic() - self._counted_at > _COUNTERS_EVERY_S:
             self._count()
+
+    def _read(self) -> None:
+        """Read the next pieces of prompts, one chunk's worth of tokens in all."""
+        room = chunk = self._engine.limits.chunk
+        for seat in [seat for seat in self._seats if not seat.prefilled]:
+            piece = min(chunk, len(seat.job.prompt) - seat.read)
+            if piece > room:
+                return  # the first always fits
+            room -= piece
+            seat.read += piece
+            first = self._engine.prefill(seat.slot)
+            if first is not None:
+                seat.prefilled = True
+                self._give(seat, [first])
 
     def _steps(self, read: Sequence[Ticket]) -> int:
         """How many tokens to decode: one while a prompt is being read, whose first token is waited
