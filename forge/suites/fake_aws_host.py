@@ -93,7 +93,10 @@ class FakeAwsHosts:
         """Brings a machine's sandbox to the state of its instance."""
         host = self.hosts.get(machine)
         if state == "running" and host is None:
-            host = self.hosts[machine] = self._made(machine)
+            try:
+                host = self.hosts[machine] = self._made(machine)
+            except KeyError:
+                pass  # the account was emptied before its news came
         if host is None:
             return
         if state == "running" and self.automatic and not host.on:
