@@ -35,6 +35,7 @@ from tests.engines.jax_compare import (
 )
 from tests.engines.jax_faults import DENSE_FAULTS, SPARSE_FAULTS, check_faults
 from tests.engines.tiny import SHAPES, WINDOW, Reference, make_checkpoint, some_prompt
+from tests.forge_copy import package_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 ALIKE = 1e-4
@@ -235,7 +236,7 @@ def run_python(code: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", plain, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*package_folders(), str(ROOT)])},
         capture_output=True,
         text=True,
         timeout=900,
