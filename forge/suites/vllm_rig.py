@@ -6,15 +6,13 @@ The shared suites with what differs, and a suite of vLLM's tools. All against th
 from __future__ import annotations
 
 import shutil
-import urllib.error
-import urllib.request
 from pathlib import Path
 from unittest import mock
 
 from forge.suites.fake_engine import write_safetensors, write_tiny_folder
 from forge.suites.fake_vllm import FakeVllm
 from forge.suites.folders import FolderSuite
-from forge.suites.rig_case import RigCase
+from forge.suites.keyed_server import KeyedServerSuite
 from forge.suites.serving import ServingSuite
 from forge.suites.start_faults import StartFaultSuite
 
@@ -130,35 +128,10 @@ class VllmFolderSuite(FolderSuite):
             self.assertIn("model.layers.1.mlp.up_proj.weight", text)
 
 
-class VllmToolSuite(RigCase):
+class VllmToolSuite(KeyedServerSuite):
     """The key, the plain completion, and an installation that is not needed."""
 
-    def _status(self, path: str, headers: dict[str, str]) -> int:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request, timeout=10) as reply:
-                return int(reply.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    async def test_a_key_is_asked_for_and_lies_in_its_file_alone(self) -> None:
-        async with self.in_process() as client:
-            await self.serve(client)
-            self.assertEqual(self._status("/v1/models", {}), 401)
-            self.assertEqual(self._status("/v1/models", self.engine.headers()), 200)
-            self.assertEqual(self._status("/health", {}), 200)
-            said = [await self.text(client, tool) for tool in ("get_endpoint", "get_server_logs")]
-            said += [await self.text(client, tool) for tool in ("get_system_status", "get_help")]
-        key = self.engine.headers()["Authorization"].partition(" ")[2]
-        self.assertNotIn(key, "\n".join(said))
-        self.assertNotIn(key, " ".join(self.engine.starts()[-1]["argv"]))
-        holders = [
-            path
-            for path in self.state.rglob("*")
-            if path.is_file() and key in path.read_text(errors="replace")
-        ]
-        self.assertEqual([path.name for path in holders], ["vllm-api-key"])
-        self.assertEqual(holders[0].stat().st_mode & 0o077, 0)
+    key_file = "vllm-api-key"
 
     async def test_a_plain_completion(self) -> None:
         async with self.in_process() as client:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +20,12 @@ from pydantic import Field
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.checkpoint import read_checkpoint
 from forge.parts.ground.errors import RigError
-from forge.parts.ground.names import checked_name
-from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import RigPaths, private_folder
 from forge.parts.planes.plane import Launch, Room
 from forge.parts.runtimes.embedded_model import EMBEDDED_MODEL
-from forge.parts.runtimes.hub_snapshot import cached_snapshot, download_snapshot, hub_token_need
+from forge.parts.runtimes.found_model import PACKAGES_REMEDY, found_model, installed_versions
+from forge.parts.runtimes.hub_snapshot import download_snapshot, hub_token_need
 from forge.parts.runtimes.jax_checkpoint import jax_memory
 from forge.parts.runtimes.jax_log import jax_loading_step
 from forge.parts.runtimes.random_gemma4 import (
@@ -137,19 +135,16 @@ class JaxServe:
 
     async def needs(self) -> Sequence[Need]:
         """The engine's file and its packages, as the interpreter that will run it sees them."""
-        remedy = (
-            "run `python3 launch.py install` in the rig's folder and start this MCP server anew"
-        )
-        versions = await _installed_versions()
+        versions = await installed_versions(_JAX_PACKAGES, jax_environment())
         found = [
-            Need(f"package {name}", bool(version), version or "not installed", remedy)
+            Need(f"package {name}", bool(version), version or "not installed", PACKAGES_REMEDY)
             for name, version in versions.items()
         ]
         for name in ("jax", "jaxlib"):
             version = versions.get(name, "")
             if version and version != _JAX_RELEASE:
                 detail = f"{version}, and the engine is tried with {_JAX_RELEASE}"
-                found.append(Need(f"version of {name}", False, detail, remedy))
+                found.append(Need(f"version of {name}", False, detail, PACKAGES_REMEDY))
         present = self.program.is_file()
         where = str(self.program) if present else f"{self.program} is not there"
         file = Need(f"file {self.program.name}", present, where, "copy the rig's folder as a whole")
@@ -158,7 +153,7 @@ class JaxServe:
             "package huggingface_hub",
             hub,
             "there" if hub else "not installed",
-            remedy,
+            PACKAGES_REMEDY,
             only_for="models by their Hugging Face id",
         )
         return [file, *found, package, hub_token_need()]
@@ -169,20 +164,7 @@ class JaxServe:
         Raises RigError INVALID or DENIED when what lies there is unsafe, damaged, unfinished, or
         no Gemma 4 of plain floating-point weights.
         """
-        checked_name("model", "model", name)
-        if name == EMBEDDED_MODEL:
-            folder = random_gemma4_folder(self._paths.cache)
-            return self._measured(name, folder) if folder.is_dir() else None
-        if name.startswith("/"):
-            return self._measured(name, Path(name))
-        snapshot = cached_snapshot(name)
-        try:
-            return None if snapshot is None else self._measured(name, snapshot)
-        except RigError as error:
-            # Unfinished: fetching goes on where it stopped. Unsafe stays refused.
-            if error.error_class == "INVALID":
-                return None
-            raise
+        return found_model(name, random_gemma4_folder(self._paths.cache), self._measured)
 
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel:
         """Get the weights of `name` onto this computer, and measure them.
@@ -274,23 +256,3 @@ def jax_environment() -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-async def _installed_versions() -> dict[str, str]:
-    """The releases of the engine's packages; empty for one that is not there."""
-    script = (
-        "import importlib.metadata as m, json\n"
-        "def v(n):\n"
-        " try: return m.version(n)\n"
-        " except m.PackageNotFoundError: return ''\n"
-        f"print(json.dumps({{n: v(n) for n in {_JAX_PACKAGES!r}}}))"
-    )
-    done = await run_program(
-        [sys.executable, "-c", script], timeout_s=60, environment=jax_environment()
-    )
-    try:
-        versions: dict[str, str] = json.loads(done.stdout)
-    except ValueError:
-        why = done.stderr.strip()[-400:]
-        raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
-    return versions

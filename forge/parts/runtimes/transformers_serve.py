@@ -21,9 +21,6 @@ from pydantic import Field
 
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.checkpoint import Checkpoint, read_checkpoint
-from forge.parts.ground.errors import RigError
-from forge.parts.ground.names import checked_name
-from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import private_folder, write_json
 from forge.parts.knowledge.cache_bytes import kv_bytes
@@ -34,7 +31,8 @@ from forge.parts.runtimes.embedded_model import (
     embedded_need,
     make_embedded_folder,
 )
-from forge.parts.runtimes.hub_snapshot import cached_snapshot, download_snapshot, hub_token_need
+from forge.parts.runtimes.found_model import PACKAGES_REMEDY, found_model, installed_versions
+from forge.parts.runtimes.hub_snapshot import download_snapshot, hub_token_need
 from forge.parts.runtimes.runtime import MetricUse, Need, PhaseReport, ServedModel
 
 # One resolution for all of them: a second call of pip would not see the pinned torch.
@@ -118,27 +116,10 @@ class TransformersServe:
 
     async def needs(self) -> Sequence[Need]:
         """The packages, looked up by the interpreter that will run the model server."""
-        script = (
-            "import importlib.metadata as m, json\n"
-            "def v(n):\n"
-            " try: return m.version(n)\n"
-            " except m.PackageNotFoundError: return ''\n"
-            "print(json.dumps({n: v(n) for n in"
-            " ('torch', 'transformers', 'accelerate', 'gguf', 'uvicorn', 'fastapi')}))"
-        )
-        done = await run_program(
-            [sys.executable, "-c", script], timeout_s=60, environment=served_environment()
-        )
-        try:
-            versions: dict[str, str] = json.loads(done.stdout)
-        except ValueError:
-            why = done.stderr.strip()[-400:]
-            raise RigError("INTERNAL", f"Python cannot list its packages: {why}") from None
-        remedy = (
-            "run `python3 launch.py install` in the rig's folder and start this MCP server anew"
-        )
+        packages = ("torch", "transformers", "accelerate", "gguf", "uvicorn", "fastapi")
+        versions = await installed_versions(packages, served_environment())
         found = [
-            Need(f"package {name}", bool(version), version or "not installed", remedy)
+            Need(f"package {name}", bool(version), version or "not installed", PACKAGES_REMEDY)
             for name, version in versions.items()
         ]
         wanted = {"torch": "2.13.", "transformers": "5.24."}
@@ -146,7 +127,7 @@ class TransformersServe:
             version = versions.get(name, "")
             if version and not version.startswith(prefix):
                 detail = f"{version}, and this rig is tried with {prefix}x"
-                found.append(Need(f"version of {name}", False, detail, remedy))
+                found.append(Need(f"version of {name}", False, detail, PACKAGES_REMEDY))
         return [*found, embedded_need(), hub_token_need()]
 
     def local_model(self, name: str) -> ServedModel | None:
@@ -154,20 +135,7 @@ class TransformersServe:
 
         Raises RigError INVALID or DENIED when what lies there is unsafe, damaged or unfinished.
         """
-        checked_name("model", "model", name)
-        if name == EMBEDDED_MODEL:
-            folder = embedded_folder(self._cache)
-            return self._measured(name, folder) if folder.is_dir() else None
-        if name.startswith("/"):
-            return self._measured(name, Path(name))
-        snapshot = cached_snapshot(name)
-        try:
-            return None if snapshot is None else self._measured(name, snapshot)
-        except RigError as error:
-            # Unfinished: fetching goes on where it stopped. Unsafe stays refused.
-            if error.error_class == "INVALID":
-                return None
-            raise
+        return found_model(name, embedded_folder(self._cache), self._measured)
 
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel:
         """Get the weights of `name` onto this computer, and measure them.

@@ -21,7 +21,6 @@ from pydantic import Field
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.checkpoint import Checkpoint, read_checkpoint
 from forge.parts.ground.errors import RigError
-from forge.parts.ground.names import checked_name
 from forge.parts.ground.process import run_program
 from forge.parts.ground.settings import RigSettings
 from forge.parts.ground.state import RigPaths, private_folder
@@ -35,7 +34,8 @@ from forge.parts.runtimes.embedded_model import (
     embedded_need,
     make_embedded_folder,
 )
-from forge.parts.runtimes.hub_snapshot import cached_snapshot, download_snapshot, hub_token_need
+from forge.parts.runtimes.found_model import found_model
+from forge.parts.runtimes.hub_snapshot import download_snapshot, hub_token_need
 from forge.parts.runtimes.layer_weights import absent_projections
 from forge.parts.runtimes.runtime import MetricUse, Need, PhaseReport, ServedModel
 from forge.parts.runtimes.served_key import served_key
@@ -182,20 +182,7 @@ class VllmCpu:
 
         Raises RigError INVALID or DENIED when what lies there is unsafe, damaged or unfinished.
         """
-        checked_name("model", "model", name)
-        if name.startswith("/"):
-            return self._measured(name, Path(name))
-        if name == EMBEDDED_MODEL:
-            folder = embedded_folder(self._paths.cache)
-            return self._measured(name, folder) if folder.is_dir() else None
-        snapshot = cached_snapshot(name)
-        try:
-            return None if snapshot is None else self._measured(name, snapshot)
-        except RigError as error:
-            # Unfinished: fetching goes on where it stopped. Unsafe stays refused.
-            if error.error_class == "INVALID":
-                return None
-            raise
+        return found_model(name, embedded_folder(self._paths.cache), self._measured)
 
     async def fetch_model(self, name: str, room: Room, report: PhaseReport) -> ServedModel:
         """Get the weights of `name` onto this computer, and measure them.
