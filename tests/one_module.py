@@ -79,10 +79,12 @@ class Recorder(unittest.TextTestResult):
 
 def _last_line(err: Any) -> str:
     """What an exception says, in one line, and where it was raised: the report ends with it."""
-    kind, error, _ = err
+    error = err[1]
+    while nested := getattr(error, "exceptions", None):  # a task group's words name none of its own
+        error = nested[0]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _UNITTEST not in f.filename]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
-    return " ".join(f"{place}{kind.__name__}: {error}".split())[:_REASON_LIMIT]
+    return " ".join(f"{place}{type(error).__name__}: {error}".split())[:_REASON_LIMIT]
 
 
 def main(names: str, results: Path) -> int:

@@ -144,7 +144,18 @@ class RentedProvider(FakeEngine):
 
     def serving(self) -> list[int]:
         """The pids of the model servers that run on machines now."""
-        return [one["pid"] for one in self.starts() if psutil.pid_exists(one["pid"])]
+        return [one["pid"] for one in self.starts() if _runs(one["pid"], one["argv"])]
+
+
+def _runs(pid: int, argv: list[str]) -> bool:
+    """Whether the process that was started with these arguments is still at work: the dead that
+    nobody has fetched yet do not count, nor does whoever was given the number since."""
+    try:
+        process = psutil.Process(pid)
+        begun_so = process.cmdline()[-len(argv) :] == argv
+        return begun_so and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def rented_rig(

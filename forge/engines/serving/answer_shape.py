@@ -1,0 +1,36 @@
+"""What an answer must look like where a request says so: a schema, a pattern, or a call of a tool.
+
+Knows no tokenizer, no grammar and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A function that the model may call. `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """What an answer must be, whatever the model would rather say.
+
+    json_object: any JSON object; json_schema: JSON that `schema` allows; regex and grammar (Lark's
+    form): what `text` allows; choice: one of `choices`; calls: at least one call of one of `tools`
+    in the model's own syntax, several where `many`. A thought that comes first is free.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "calls"]
+    schema: Mapping[str, Any] | None = None
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    many: bool = True
