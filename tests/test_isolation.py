@@ -86,9 +86,13 @@ class AloneTests(TemporaryFolderCase):
             self.assertGreater(len(wanted), 5)
             launched = tool_names_of(sys.executable, ["launch.py"], rig, self.environment())
             self.assertEqual(asyncio.run(launched), wanted)
-            environment = self.environment(PYTHONPATH=packages_in_one_folder())
-            plain = tool_names_of(sys.executable, [str(rig / "server.py")], Path("/"), environment)
-            self.assertEqual(asyncio.run(plain), wanted)
+
+    def test_without_the_launcher_too(self) -> None:
+        """One rig for all: that server.py finds its packages by itself or not is Python's."""
+        rig = self.rigs[0]
+        environment = self.environment(PYTHONPATH=packages_in_one_folder())
+        plain = tool_names_of(sys.executable, [str(rig / "server.py")], Path("/"), environment)
+        self.assertEqual(asyncio.run(plain), names_in_tool_list(rig))
 
     def test_every_manifest_starts_it(self) -> None:
         """As each client would: with its variables filled in, in the folder where it starts.
@@ -141,11 +145,20 @@ class AloneTests(TemporaryFolderCase):
                 self.assertEqual(asyncio.run(listed), names_in_tool_list(rig))
 
     def test_its_skill_serves_by_itself(self) -> None:
+        """It carries the rig's programs to the letter, so that one of them started is all."""
         for rig in self.rigs:
-            skill = self.folder / "skills" / rig.name
-            shutil.copytree(rig / "skills" / skill_name(rig.name), skill)
-            listed = tool_names_of(sys.executable, ["mcp/launch.py"], skill, self.environment())
-            self.assertEqual(asyncio.run(listed), names_in_tool_list(rig))
+            carried = [*(rig / "skills" / skill_name(rig.name) / "mcp").glob("*.py")]
+            self.assertIn("server.py", [path.name for path in carried])
+            for path in carried:
+                self.assertEqual(path.read_bytes(), (rig / path.name).read_bytes(), path)
+        skill = self.folder / "skills" / rig.name
+        shutil.copytree(rig / "skills" / skill_name(rig.name), skill)
+        listed = tool_names_of(sys.executable, ["mcp/launch.py"], skill, self.environment())
+        self.assertEqual(asyncio.run(listed), names_in_tool_list(rig))
+
+
+# A rig's Makefile is the same in all but its name, and what it calls follows the platform.
+ONE_OF_EACH_PLATFORM = list({name.partition("-")[0]: name for name in reversed(RIGS)}.values())
 
 
 class CloneWithoutForgeTests(ForgeCopyCase):
@@ -167,8 +180,13 @@ class CloneWithoutForgeTests(ForgeCopyCase):
         self.assertEqual(done.returncode, 0, done.stdout[-6000:])
         return done.stdout
 
+    def test_the_makefiles_differ_in_the_name_alone(self) -> None:
+        texts = ((self.root / name / "Makefile").read_text() for name in RIGS)
+        named = zip(RIGS, texts, strict=True)
+        self.assertEqual(len({t.replace(slug(n), "").replace(n, "") for n, t in named}), 1)
+
     def test_lint_sees_the_files(self) -> None:
-        for rig in RIGS:
+        for rig in ONE_OF_EACH_PLATFORM:
             self.make(rig, "lint")
             server = self.root / rig / "server.py"
             text = server.read_text(encoding="utf-8")
@@ -181,7 +199,7 @@ class CloneWithoutForgeTests(ForgeCopyCase):
             self.assertIn("zebra", done.stdout)
 
     def test_documents_are_written_again(self) -> None:
-        for rig in RIGS:
+        for rig in ONE_OF_EACH_PLATFORM:
             home = self.root / rig
             skill = home / "skills" / skill_name(rig)
             files = [home / "GemmaTools.md", *(p for p in skill.rglob("*") if p.is_file())]
@@ -194,7 +212,7 @@ class CloneWithoutForgeTests(ForgeCopyCase):
                 self.assertEqual({path: path.read_bytes() for path in files}, before, target)
 
     def test_skill_is_packed(self) -> None:
-        for rig in RIGS:
+        for rig in ONE_OF_EACH_PLATFORM:
             self.make(rig, "skill-zip")
             name = skill_name(rig)
             with zipfile.ZipFile(self.root / rig / "dist" / f"{name}.zip") as packed:
@@ -210,7 +228,7 @@ class CloneWithoutForgeTests(ForgeCopyCase):
     def test_its_own_tests_pass(self) -> None:
         """Of each a part: tests/run.py runs each suite with even less, in a copy of the rig that
         lies alone."""
-        for rig in RIGS:
+        for rig in ONE_OF_EACH_PLATFORM:
             text = (self.root / rig / "test_server.py").read_text(encoding="utf-8")
             kind = "RentedCatalogueSuite" if "class RentedCatalogueSuite(" in text else ""
             part = f"TESTS=test_server.{kind or 'CatalogueSuite'}"
