@@ -6,12 +6,18 @@ Made with `tokenizers` alone, in milliseconds: words of a few letters, all bytes
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|think|>")
+# What a model has that was taught to call tools and to think.
+CALL_CONTROL = (
+    *("<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>"),
+    *("<|tool_response>", "<tool_response|>", '<|"|>'),
+)
 LETTERS = "abcdefghijklmnopqrstuvwxyz▁\n.,<>|:"
 TEMPLATE = (
     "{{ bos_token }}{% if enable_thinking %}{{ '<|think|>' }}{% endif %}"
@@ -23,14 +29,17 @@ TEMPLATE = (
 )
 
 
-def small_tokenizer() -> Tokenizer:
-    """300 tokens: control tokens, letters, "he", "ll", "hell", "▁w", and the 256 bytes."""
+def small_tokenizer(more: Sequence[str] = ()) -> Tokenizer:
+    """300 tokens: control tokens, letters, "he", "ll", "hell", "▁w", and the 256 bytes; `more` are
+    further control tokens."""
     words = {word: n for n, word in enumerate(CONTROL)}
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("▁", "w")]
     for word in (*LETTERS, *("".join(pair) for pair in merges)):
         words[word] = len(words)
     for byte in range(256):
         words[f"<0x{byte:02X}>"] = len(words)
+    for word in more:
+        words[word] = len(words)
     tokenizer = Tokenizer(
         models.BPE(vocab=words, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     )
@@ -39,15 +48,16 @@ def small_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in CONTROL])
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in (*CONTROL, *more)])
     return tokenizer
 
 
-def make_serving_folder(folder: Path, **files: Any) -> Path:
-    """Write the folder and return it. `files`: JSON by name without its end, to add or to replace;
-    `template` is the template's text, None for a model without one."""
+def make_serving_folder(folder: Path, more: Sequence[str] = (), **files: Any) -> Path:
+    """Write the folder and return it. `more` are further control tokens. `files`: JSON by name
+    without its end, to add or to replace; `template` is the template's text, None for a model
+    without one."""
     folder.mkdir(parents=True, exist_ok=True)
-    small_tokenizer().save(str(folder / "tokenizer.json"))
+    small_tokenizer(more).save(str(folder / "tokenizer.json"))
     template = files.pop("template", TEMPLATE)
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+CallsWanted = Literal["none", "one", "many"]  # calls of tools that one answer may have
+
 
 @dataclass(frozen=True)
 class ToolSpec:

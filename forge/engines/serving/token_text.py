@@ -92,6 +92,10 @@ class TextStream:
         piece = self._token_text.piece(token)
         return "" if piece is None else self._release(self._decoder.decode(piece))
 
+    def take_text(self, text: str) -> str:
+        """The same of a text from elsewhere. Half a character before it is one U+FFFD."""
+        return self._release(self._decoder.decode(b"", final=True) + text)
+
     def finish(self) -> str:
         """The rest, when no token follows. Half a character at the end is one U+FFFD."""
         rest = self._release(self._decoder.decode(b"", final=True))
