@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 
+from forge.engines.serving.request_messages import ChatMessage
 from forge.engines.serving.slot_engine import EngineFault, Sampling
 from forge.parts.boundaries.chat_client import ChatClient
 from forge.parts.boundaries.completion_client import CompletionClient
@@ -26,6 +27,7 @@ from tests.engines.serving_host import MODEL, ServingHost, stream_events, wait_u
 
 WORDS = small_tokenizer().get_vocab()
 SIZE = len(WORDS)
+TOOL = {"type": "function", "function": {"name": "look"}}
 EOS, TURN_END = WORDS["<eos>"], WORDS["<turn|>"]
 
 
@@ -85,7 +87,7 @@ class Answers(HttpCase):
         host = self.host()
         response = host.chat(max_tokens=6, temperature=0)
         body = response.json()
-        prompt = host.text.chat_ids([("user", "hello")], {})
+        prompt = host.text.chat_ids([ChatMessage("user", "hello")], {})
         alone = answer_alone(prompt, Sampling(temperature=0.0), 6, SIZE)
         whole = b"".join(host.text.token_text.piece(step.token) or b"" for step in alone)
         self.assertTrue(body["id"].startswith("chatcmpl-"))
@@ -193,7 +195,7 @@ class LogProbabilities(HttpCase):
         host = self.host(engine)
         body = host.chat(max_tokens=4, temperature=0, logprobs=True, top_logprobs=3).json()
         entries = body["choices"][0]["logprobs"]["content"]
-        prompt = host.text.chat_ids([("user", "hello")], {})
+        prompt = host.text.chat_ids([ChatMessage("user", "hello")], {})
         alone = answer_alone(prompt, Sampling(temperature=0.0, logprobs=3), 4, SIZE)
         names = host.text.token_text
         self.assertEqual(len(entries), 4)
@@ -344,8 +346,10 @@ class Refusals(HttpCase):
     def test_a_field_that_is_not_supported(self) -> None:
         host = self.host()
         for ask in (host.chat, host.complete):
-            error = self.error(ask(tools=[{"type": "function"}]), 400)
+            error = self.error(ask(tools=[TOOL]), 400)
             self.assertEqual(error["param"], "tools")
+            error = self.error(ask(functions=[{"name": "look"}]), 400)
+            self.assertEqual(error["param"], "functions")
             error = self.error(ask(response_format={"type": "json_object"}), 400)
             self.assertEqual(error["param"], "response_format")
         error = self.error(host.chat([{"type": "image_url", "image_url": {"url": "x"}}]), 400)
@@ -410,7 +414,7 @@ class Refusals(HttpCase):
         body = host.complete([9] * 50_000, max_tokens=1).json()
         self.assertEqual(body["usage"]["prompt_tokens"], 50_000)
         error = self.error(host.chat("x " * 50_000, tools=[{}]), 400)
-        self.assertEqual(error["param"], "tools")
+        self.assertEqual(error["param"], "tools[0].type")
 
     def test_paths_and_methods(self) -> None:
         host = self.host()
@@ -660,9 +664,9 @@ class OwnClients(HttpCase):
             plain = {"model": MODEL, "messages": messages, "max_tokens": 5, "temperature": 0.0}
             answer = await client.post_chat(plain, 30)
             self.assertEqual((answer.status, answer.completion_tokens), (200, 5))
-            tools = await client.post_chat({**plain, "tools": [{"type": "function"}]}, 30)
+            tools = await client.post_chat({**plain, "tools": [TOOL]}, 30)
             self.assertEqual(tools.status, 400)
-            self.assertIn("not supported", tools.error_words)
+            self.assertIn("tools", tools.error_words)
             long = await client.post_chat({**plain, "max_tokens": 5000}, 30)
             self.assertEqual(long.status, 400)
             self.assertIn("context", long.error_words)

@@ -7,6 +7,7 @@ import unittest
 from typing import Any
 
 from forge.engines.serving.refusal import ApiRefusal
+from forge.engines.serving.request_messages import ChatMessage
 from forge.engines.serving.requests import (
     ChatOrder,
     CompletionOrder,
@@ -53,7 +54,10 @@ class RequestCase(unittest.TestCase):
 class Honoured(RequestCase):
     def test_the_least_that_can_be_asked(self) -> None:
         order = chat()
-        self.assertEqual(order.messages, (("user", "hello"),))
+        self.assertEqual(order.messages, (ChatMessage("user", "hello"),))
+        self.assertEqual((order.tools, order.calls, order.generation.shape), ((), "none", None))
+        self.assertTrue(order.tells_thought)
+        self.assertFalse(order.generation.thinking)
         self.assertEqual(order.generation.sampling, Sampling())
         self.assertIsNone(order.generation.max_tokens)
         self.assertFalse(order.generation.stream or order.generation.seeded)
@@ -140,11 +144,37 @@ class Honoured(RequestCase):
             ]
         )
         told = (("system", "s"), ("developer", ""), ("user", "a\nb"), ("assistant", "x"))
-        self.assertEqual(order.messages, told)
+        self.assertEqual(order.messages, tuple(ChatMessage(role, text) for role, text in told))
 
     def test_flags_of_the_template(self) -> None:
-        order = chat(chat_template_kwargs={"enable_thinking": True})
-        self.assertEqual(order.template_flags, {"enable_thinking": True})
+        flags = {"enable_thinking": True, "a": "x", "b": 1, "c": 0.5, "d": False, "e": None}
+        order = chat(chat_template_kwargs=flags)
+        self.assertEqual(order.template_flags, flags)
+        self.assertEqual(
+            [type(v) for v in order.template_flags.values()], [*map(type, flags.values())]
+        )
+        self.assertTrue(order.generation.thinking)
+        self.assertFalse(chat(chat_template_kwargs={"enable_thinking": False}).generation.thinking)
+
+    def test_effort_is_the_switch_of_thinking(self) -> None:
+        for effort in ("minimal", "low", "medium", "high", "xhigh"):
+            order = chat(reasoning_effort=effort)
+            self.assertEqual(order.template_flags, {"enable_thinking": True})
+            self.assertTrue(order.generation.thinking)
+        self.assertEqual(chat(reasoning_effort="none").template_flags, {"enable_thinking": False})
+        both = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": True})
+        self.assertTrue(both.generation.thinking)
+        for effort, switch in (("none", True), ("low", False)):
+            flags = {"enable_thinking": switch}
+            self.refused(
+                "reasoning_effort", chat, reasoning_effort=effort, chat_template_kwargs=flags
+            )
+        self.refused("reasoning_effort", chat, reasoning_effort="most")
+
+    def test_a_thought_can_be_left_out(self) -> None:
+        self.assertFalse(chat(include_reasoning=False).tells_thought)
+        self.refused("include_reasoning", chat, include_reasoning=False, logprobs=True)
+        self.refused("include_reasoning", chat, include_reasoning="no")
 
     def test_prompts(self) -> None:
         for given, expected in (
@@ -188,15 +218,13 @@ class Refused(RequestCase):
         for field, value in (
             ("n", 2),
             ("n", True),
-            ("tools", [{"type": "function"}]),
-            ("tool_choice", "auto"),
             ("functions", [{}]),
             ("function_call", "auto"),
-            ("response_format", {"type": "json_object"}),
             ("logit_bias", {"5": 1}),
             ("guided_json", {}),
             ("guided_regex", "a"),
-            ("structured_outputs", {}),
+            ("guided_choice", ["a"]),
+            ("guided_grammar", "a"),
             ("min_tokens", 1),
             ("best_of", 2),
             ("echo", True),
@@ -208,7 +236,7 @@ class Refused(RequestCase):
             ("modalities", ["audio"]),
             ("audio", {}),
             ("prediction", {}),
-            ("reasoning_effort", "low"),
+            ("thinking_token_budget", 5),
             ("store", True),
             ("truncate_prompt_tokens", 5),
             ("include_stop_str_in_output", True),
@@ -234,6 +262,10 @@ class Refused(RequestCase):
         self.refused("top_logprobs", completion, top_logprobs=1)
         self.refused("max_completion_tokens", completion, max_completion_tokens=1)
         self.refused("chat_template_kwargs", completion, chat_template_kwargs={})
+        self.refused("tools", completion, tools=[{"type": "function"}])
+        self.refused("tool_choice", completion, tool_choice="auto")
+        self.refused("reasoning_effort", completion, reasoning_effort="low")
+        self.refused("include_reasoning", completion, include_reasoning=True)
 
     def test_values_that_cannot_be(self) -> None:
         for field, value in (
@@ -319,7 +351,7 @@ class Refused(RequestCase):
             ("hello", "messages"),
             (["hello"], "messages[0]"),
             ([{"content": "x"}], "messages[0].role"),
-            ([{"role": "tool", "content": "x"}], "messages[0].role"),
+            ([{"role": "function", "content": "x"}], "messages[0].role"),
             ([{"role": "User", "content": "x"}], "messages[0].role"),
             ([{"role": ["user"], "content": "x"}], "messages[0].role"),
             ([*MESSAGES, {"role": "user"}], "messages[1].content"),
@@ -327,7 +359,6 @@ class Refused(RequestCase):
             ([{"role": "user", "content": []}], "messages[0].content"),
             ([{"role": "user", "content": 5}], "messages[0].content"),
             ([{"role": "user", "content": "x", "name": "bob"}], "messages[0].name"),
-            ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls"),
             (part(type="image_url", image_url={"url": "data:"}), "messages[0].content[0].type"),
             (part(type="input_audio"), "messages[0].content[0].type"),
             (part(text="x"), "messages[0].content[0].type"),
@@ -342,7 +373,7 @@ class Refused(RequestCase):
 
     def test_template_flags_that_cannot_be(self) -> None:
         given: tuple[dict[str, Any], ...] = ({"enable_thinking": "yes"}, {"enable_thinking": 1})
-        for flags in (*given, {"x": {}}, {"x": "{{"}):
+        for flags in (*given, {"enable_thinking": None}, {"x": {}}, {"x": []}):
             name = f"chat_template_kwargs.{next(iter(flags))}"
             self.refused(name, chat, chat_template_kwargs=flags)
 

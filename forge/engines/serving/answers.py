@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge.engines.serving.generation import ToldToken
+from forge.engines.serving.generation import AnswerDelta, ToldToken
 from forge.engines.serving.token_text import TokenText
 
 
@@ -18,7 +18,8 @@ from forge.engines.serving.token_text import TokenText
 class AnswerForm:
     """What is the same in all chunks of one answer, and how they are built.
 
-    `chat`: a chat completion, else a text completion. `logprobs` -1: none are told.
+    `chat`: a chat completion, else a text completion. `logprobs` -1: none are told; else they are
+    of every token, those of thoughts and calls included.
     """
 
     chat: bool
@@ -28,27 +29,81 @@ class AnswerForm:
     logprobs: int
     tokens_as_ids: bool
     token_text: TokenText
+    tells_thought: bool = True
 
-    def whole(
-        self, text: str, tokens: Sequence[ToldToken], finish: str, usage: dict[str, int]
-    ) -> dict[str, Any]:
+    def whole(self, answer: AnswerDelta, usage: dict[str, Any]) -> dict[str, Any]:
         """The answer in one piece."""
-        message = {"role": "assistant", "content": text}
-        said = {"message": message} if self.chat else {"text": text}
+        said = {"message": self._message(answer)} if self.chat else {"text": answer.text}
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._framed(kind, [self._choice(said, tokens, finish)]) | {"usage": usage}
+        choice = self._choice(said, answer.tokens, answer.finish)
+        return self._framed(kind, [choice]) | {"usage": usage}
+
+    def _message(self, answer: AnswerDelta) -> dict[str, Any]:
+        """With calls and no word, the content is null, as OpenAI has it."""
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        message |= self._thought(answer)
+        if answer.calls:
+            message["content"] = answer.text or None
+            message["tool_calls"] = [
+                {
+                    "id": call.identity,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.calls
+            ]
+        return message
+
+    def _thought(self, answer: AnswerDelta) -> dict[str, str]:
+        """Under both names that clients read: vLLM 0.32 sends the one, llama-server the other."""
+        if not answer.thought or not self.tells_thought:
+            return {}
+        return {"reasoning": answer.thought, "reasoning_content": answer.thought}
 
     def first_chunk(self) -> dict[str, Any]:
         """What a chat's stream begins with: who speaks."""
         said = {"delta": {"role": "assistant", "content": ""}}
         return self._chunk([self._choice(said, (), None)])
 
-    def chunk(self, text: str, tokens: Sequence[ToldToken], finish: str | None) -> dict[str, Any]:
-        """One piece of the answer; `finish` stands in the last one."""
-        said = {"delta": {"content": text} if text else {}} if self.chat else {"text": text}
-        return self._chunk([self._choice(said, tokens, finish)])
+    def chunks(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """What is new, without the end. A call is two pieces: its id and name, its arguments."""
+        if not self.chat:
+            if not delta.text and not delta.tokens:
+                return []
+            return [self._chunk([self._choice({"text": delta.text}, delta.tokens, None)])]
+        said = {"content": delta.text} if delta.text else {}
+        pieces: list[dict[str, Any]] = [said | self._thought(delta)]
+        for call in delta.calls:
+            begun = {"id": call.identity, "type": "function"}
+            for told in (
+                {**begun, "function": {"name": call.name, "arguments": ""}},
+                {"function": {"arguments": call.arguments}},
+            ):
+                pieces.append({"tool_calls": [{"index": call.index, **told}]})
+        tokens = [delta.tokens, *((),) * len(pieces)]
+        return [
+            self._chunk([self._choice({"delta": piece}, told, None)])
+            for piece, told in zip(pieces, tokens, strict=False)
+            if piece or told
+        ]
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
+    def end_chunk(self, finish: str) -> dict[str, Any]:
+        """The last chunk with a choice, which says why the answer ends."""
+        said: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+        return self._chunk([self._choice(said, (), finish)])
+
+    def usage(self, prompt_tokens: int, answer: AnswerDelta) -> dict[str, Any]:
+        """OpenAI's usage object. `answer` is its last delta, which counts all before it."""
+        counts: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+            "total_tokens": prompt_tokens + answer.completion_tokens,
+        }
+        if self.chat:
+            counts["completion_tokens_details"] = {"reasoning_tokens": answer.thought_tokens}
+        return counts
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The chunk that stream_options.include_usage asks for: no choice, the counts alone."""
         return self._chunk([]) | {"usage": usage}
 
@@ -106,12 +161,3 @@ class AnswerForm:
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.tokens_as_ids else self.token_text.name(token)
-
-
-def usage_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's usage object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }

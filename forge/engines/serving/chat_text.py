@@ -6,24 +6,28 @@ Reads tokenizer.json and the small configs beside it. Knows no request, no engin
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from forge.engines.serving.answer_parser import AnswerMarks
+from forge.engines.serving.answer_shape import ToolSpec
+from forge.engines.serving.chat_template import ChatTemplate, TemplateFault, template_fields
+from forge.engines.serving.control_text import ControlBreaker
 from forge.engines.serving.refusal import ApiRefusal, invalid_field
+from forge.engines.serving.request_messages import ChatMessage
 from forge.engines.serving.requests import SamplingDefaults
 from forge.engines.serving.token_text import TokenText
 
 _CONFIG_BYTES = 16_000_000  # a larger config is none
 # Where a file of a folder lies; None where there is none. May refuse, by whatever it raises.
 FileFinder = Callable[[Path, str], Path | None]
-# Gemma 4 ends a turn with this token, but some releases' generation_config lists <eos> alone.
-_TURN_END = "<turn|>"
+# Gemma 4 ends a turn with the first token, and waits for the results of its calls with the second,
+# after which its template writes them; but some releases' generation_config lists <eos> alone.
+_TURN_ENDS = ("<turn|>", "<|tool_response>")
 
 
 class ModelTextError(Exception):
@@ -35,7 +39,8 @@ class ModelText:
     """What stands between texts and tokens for one model.
 
     `stop_ids` end an answer unless ignore_eos is asked for. `template` is None for a model that was
-    never taught to chat. `specials` are the texts of tokens with a meaning of their own.
+    never taught to chat. `specials` are the texts of tokens with a meaning of their own, `marks`
+    those by which thoughts and calls are told from what is said.
     """
 
     tokenizer: Tokenizer
@@ -43,6 +48,7 @@ class ModelText:
     stop_ids: frozenset[int]
     defaults: SamplingDefaults
     specials: frozenset[str]
+    marks: AnswerMarks
     template: ChatTemplate | None
 
     def text_ids(self, text: str) -> tuple[int, ...]:
@@ -51,15 +57,19 @@ class ModelText:
         return tuple(self.tokenizer.encode(text).ids)
 
     def chat_ids(
-        self, messages: Sequence[tuple[str, str]], flags: Mapping[str, bool]
+        self,
+        messages: Sequence[ChatMessage],
+        flags: Mapping[str, Any],
+        tools: Sequence[ToolSpec] = (),
     ) -> tuple[int, ...]:
         """The conversation through the model's template, with the model's turn opened.
 
-        Only the template's own control tokens are control tokens. One that stands in a message's
-        text is encoded as the letters it is written in: else a user, or a page that an agent reads,
-        could close the turn and speak for the system. vLLM 0.32 and transformers' default take it
-        for the token; transformers 5.24 has this as sanitize_control_tokens. Everything else is
-        encoded as both do it. Raises ApiRefusal 400 for what the template does not take.
+        Only the template's own control tokens are control tokens. One that stands in a text of the
+        request (a message, the result of a tool, the description of one) is encoded as the letters
+        it is written in: else a user, or a page that an agent reads, could close the turn and speak
+        for the system. vLLM 0.32 and transformers' default take it for the token; transformers 5.24
+        has this as sanitize_control_tokens. Everything else is encoded as both do it. Raises
+        ApiRefusal 400 for what the template does not take.
         """
         if self.template is None:
             raise ApiRefusal(
@@ -68,108 +78,32 @@ class ModelText:
                 param="messages",
                 code="no_chat_template",
             )
-        for name, on in flags.items():
-            # Thinking that is switched off is what a template without it does anyway.
-            if name not in self.template.variables and (on or name != "enable_thinking"):
-                place = f"chat_template_kwargs.{name}"
-                raise invalid_field(place, "is nothing that the model's template knows")
-        found = {s for s in self.specials if any(s in text for _, text in messages)}
-        # Nobody can guess the mark, so nobody can write it.
-        mark = f"\ufdd0{secrets.token_hex(8)}\ufdd0"
-        for special in sorted(found):
-            broken = f"{special[:1]}{mark}{special[1:]}"
-            messages = [(role, text.replace(special, broken)) for role, text in messages]
-        rendered = self.template.render(messages, flags)
-        pieces = rendered.split(mark)
+        self._check_taken(self.template, messages, flags, tools)
+        breaker = ControlBreaker(self.specials)
+        fields = breaker.broken(template_fields(messages, tools, flags))
+        pieces = breaker.pieces(self.template.render(fields))
         encoded = [self.tokenizer.encode(p, add_special_tokens=False).ids for p in pieces]
         return tuple(token for ids in encoded for token in ids)
 
-
-class ChatTemplate:
-    """One chat template with what transformers offers to it. Raises ModelTextError for no template.
-
-    transformers.utils.chat_template_utils (5.24) is the source of the names and settings: trimmed
-    blocks, break and continue, `generation` blocks, raise_exception, strftime_now, and tojson that
-    leaves HTML alone. `specials` are bos_token and its like, by name.
-    """
-
-    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
-        from jinja2 import TemplateSyntaxError, meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.add_extension(_generation_blocks())
-        environment.filters["tojson"] = _template_json
-        environment.globals["raise_exception"] = _template_refuses
-        environment.globals["strftime_now"] = _template_now
-        try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise ModelTextError(f"the chat template is none: {error}") from None
-        known = {*specials, "messages", "tools", "documents", "add_generation_prompt"}
-        names = meta.find_undeclared_variables(environment.parse(source))
-        self.variables = frozenset(names - known - set(environment.globals))
-        self._specials = dict(specials)
-
-    def render(self, messages: Sequence[tuple[str, str]], flags: Mapping[str, bool]) -> str:
-        """The conversation's text. Raises ApiRefusal 400 with the template's own words."""
-        try:
-            return self._template.render(
-                messages=[{"role": role, "content": text} for role, text in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._specials,
-                **flags,
-            )
-        except Exception as error:  # a template is a program, and fails in every way of one
-            words = f"the model's template does not take them: {error}"
-            raise invalid_field("messages", words) from None
-
-
-def _generation_blocks() -> type[Any]:
-    """The extension for {% generation %}, which marks the model's words: no change here."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-
-    class GenerationBlocks(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    return GenerationBlocks
-
-
-def _template_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _template_refuses(message: str) -> str:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _template_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    def _check_taken(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[ChatMessage],
+        flags: Mapping[str, Any],
+        tools: Sequence[ToolSpec],
+    ) -> None:
+        """Refuse what the template would pass over in silence, and what no parser would find."""
+        for name, value in flags.items():
+            # Thinking that is switched off is what a template without it does anyway.
+            if name not in template.variables and (value or name != "enable_thinking"):
+                place = f"chat_template_kwargs.{name}"
+                raise invalid_field(place, "is nothing that the model's template knows")
+        if tools and not (template.takes_tools and self.marks.call_open is not None):
+            raise invalid_field("tools", "are nothing that the model was taught", "unsupported")
+        for number, message in enumerate(messages):
+            if message.calls and not template.takes_calls:
+                words = "are nothing that the model's template knows"
+                raise invalid_field(f"messages[{number}].tool_calls", words, "unsupported")
 
 
 def plain_file(folder: Path, name: str) -> Path | None:
@@ -196,13 +130,18 @@ def read_model_text(folder: Path, find: FileFinder = plain_file) -> ModelText:
     )
     added = tokenizer.get_added_tokens_decoder()
     source = _template_source(folder, config, find)
+    try:
+        template = None if source is None else ChatTemplate(source, _named_specials(config))
+    except TemplateFault as error:
+        raise ModelTextError(f"{folder}: {error}") from None
     return ModelText(
         tokenizer=tokenizer,
         token_text=token_text,
         stop_ids=_stop_ids(tokenizer, config, model, generation),
         defaults=_sampling_defaults(generation),
         specials=frozenset(token.content for token in added.values() if token.special),
-        template=None if source is None else ChatTemplate(source, _named_specials(config)),
+        marks=AnswerMarks.of(tokenizer),
+        template=template,
     )
 
 
@@ -256,13 +195,13 @@ def _stop_ids(
     model: Mapping[str, Any],
     generation: Mapping[str, Any],
 ) -> frozenset[int]:
-    """All that end an answer: of both configs, of the tokenizer, and Gemma 4's end of a turn."""
+    """All that end an answer: of both configs, of the tokenizer, and Gemma 4's ends of a turn."""
     inner = model.get("text_config")
     found: set[int] = set()
     for place in (model, inner if isinstance(inner, dict) else {}, generation):
         told = place.get("eos_token_id")
         found.update(n for n in (told if isinstance(told, list) else [told]) if type(n) is int)
-    for words in (_token_words(config.get("eos_token")), _TURN_END):
+    for words in (_token_words(config.get("eos_token")), *_TURN_ENDS):
         token = tokenizer.token_to_id(words) if words else None
         if token is not None:
             found.add(token)

@@ -13,8 +13,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forge.engines.serving.answers import AnswerForm, usage_counts
-from forge.engines.serving.generation import AnswerDelta, Generation
+from forge.engines.serving.answers import AnswerForm
+from forge.engines.serving.generation import AnswerDelta, Generation, joined_deltas
 from forge.engines.serving.refusal import ApiRefusal
 from forge.engines.serving.requests import GenerationOrder
 from forge.engines.serving.scheduler import NotServing, QueueFull, Scheduler
@@ -70,16 +70,15 @@ class AnswerResponse(Response):
         self._generation.leave()
 
     async def _send_whole(self, delta: AnswerDelta, send: Send) -> None:
-        texts, tokens = [delta.text], list(delta.tokens)
+        deltas = [delta]
         while not delta.last:
             delta = await self._generation.next_delta()
-            texts.append(delta.text)
-            tokens += delta.tokens
+            deltas.append(delta)
         if delta.left:
             return
         if delta.fault:
             raise ApiRefusal(500, delta.fault, code="broken_off")
-        body = self._form.whole("".join(texts), tokens, str(delta.finish), self._usage(delta))
+        body = self._form.whole(joined_deltas(deltas), self._usage(delta))
         data = _compact_json(body)
         headers = [(b"content-type", b"application/json")]
         headers.append((b"content-length", str(len(data)).encode()))
@@ -102,21 +101,19 @@ class AnswerResponse(Response):
 
     def _chunks(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """The chunks that tell of `delta`. Usage stands in the last one before [DONE]: always."""
-        chunks = []
-        if delta.text or delta.tokens:
-            chunks.append(self._form.chunk(delta.text, delta.tokens, None))
+        chunks = self._form.chunks(delta)
         if delta.fault:
             chunks.append(ApiRefusal(500, delta.fault, code="broken_off").body())
         if delta.finish is not None:
-            end, usage = self._form.chunk("", (), delta.finish), self._usage(delta)
+            end, usage = self._form.end_chunk(delta.finish), self._usage(delta)
             if self._usage_chunk:
                 chunks += [end, self._form.usage_chunk(usage)]
             else:
                 chunks.append(end | {"usage": usage})
         return chunks
 
-    def _usage(self, delta: AnswerDelta) -> dict[str, int]:
-        return usage_counts(len(self._generation.prompt), delta.completion_tokens)
+    def _usage(self, delta: AnswerDelta) -> dict[str, Any]:
+        return self._form.usage(len(self._generation.prompt), delta)
 
 
 async def _send_events(send: Send, events: list[dict[str, Any]], over: bool = False) -> None:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from forge.engines.serving.answer_parser import AnswerParser
 from forge.engines.serving.answers import AnswerForm
 from forge.engines.serving.chat_text import ModelText
 from forge.engines.serving.generation import Generation
@@ -26,6 +28,7 @@ from forge.engines.serving.http_answer import AnswerResponse, unavailable
 from forge.engines.serving.http_gate import HttpGate
 from forge.engines.serving.refusal import ApiRefusal, invalid_field
 from forge.engines.serving.requests import (
+    ChatOrder,
     GenerationOrder,
     read_chat_order,
     read_completion_order,
@@ -35,7 +38,8 @@ from forge.engines.serving.serving_metrics import ServingMetrics
 
 BODY_BYTES = 16_000_000  # of one request; the ids of 1,000,000 tokens are half of it
 _HANDLED_AT_ONCE = 20_000  # bytes of a body that are read and encoded without leaving the loop
-_OrderReader = Callable[[bytes], tuple[GenerationOrder, tuple[int, ...]]]
+_NO_SHAPE = "is not supported by this server: it cannot hold an answer to a shape"
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,14 @@ class HttpFront:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _chat(self, request: Request) -> Response:
-        def read(data: bytes) -> tuple[GenerationOrder, tuple[int, ...]]:
+        def read(data: bytes) -> tuple[ChatOrder, tuple[int, ...]]:
             order = read_chat_order(data, self._text.defaults)
             self._check_model(order.generation)
-            return order.generation, self._text.chat_ids(order.messages, order.template_flags)
+            text = self._text
+            return order, text.chat_ids(order.messages, order.template_flags, order.tools)
 
-        order, prompt = await _worked_on(await _json_body(request), read)
-        return self._answer(order, prompt, "messages")
+        chat, prompt = await _worked_on(await _json_body(request), read)
+        return self._answer(chat.generation, prompt, "messages", chat)
 
     async def _completions(self, request: Request) -> Response:
         def read(data: bytes) -> tuple[GenerationOrder, tuple[int, ...]]:
@@ -111,13 +116,31 @@ class HttpFront:
         order, prompt = await _worked_on(await _json_body(request), read)
         return self._answer(order, prompt, "prompt")
 
+    def _parser(
+        self, order: GenerationOrder, prompt: Sequence[int], chat: ChatOrder | None
+    ) -> AnswerParser:
+        """What takes the answer apart: a text completion has no parts."""
+        pieces, marks = self._text.token_text, self._text.marks
+        if chat is None:
+            return AnswerParser(pieces, order.stops)
+        begun = marks.opened_thought(prompt)
+        return AnswerParser(pieces, order.stops, marks, calls=chat.calls, thought_begun=begun)
+
     def _check_model(self, order: GenerationOrder) -> None:
         if order.model != self._name:
             words = f"the model {order.model[:100]!r} is not served here; {self._name!r} is"
             raise ApiRefusal(404, words, param="model", code="model_not_found")
 
-    def _answer(self, order: GenerationOrder, prompt: Sequence[int], field: str) -> Response:
+    def _answer(
+        self,
+        order: GenerationOrder,
+        prompt: Sequence[int],
+        field: str,
+        chat: ChatOrder | None = None,
+    ) -> Response:
         """Start the generation; `field` is the one that the prompt came from."""
+        if order.shape is not None:
+            raise invalid_field(order.shape.place, _NO_SHAPE, "unsupported")
         try:
             limits = self._scheduler.limits
         except NotServing as error:
@@ -132,18 +155,18 @@ class HttpFront:
             replace(sampling, top_k=min(sampling.top_k, limits.vocabulary)),
             _checked_limit(len(prompt), order.max_tokens, limits.context, field),
             ends=order.stop_ids if order.ignore_eos else order.stop_ids | self._text.stop_ids,
-            stops=order.stops,
-            token_text=self._text.token_text,
+            parser=self._parser(order, prompt, chat),
             metrics=self.metrics,
         )
         form = AnswerForm(
-            chat=field == "messages",
-            identity=f"{'chatcmpl' if field == 'messages' else 'cmpl'}-{uuid.uuid4().hex}",
+            chat=chat is not None,
+            identity=f"{'cmpl' if chat is None else 'chatcmpl'}-{uuid.uuid4().hex}",
             created=int(time.time()),
             model=self._name,
             logprobs=sampling.logprobs,
             tokens_as_ids=order.tokens_as_ids,
             token_text=self._text.token_text,
+            tells_thought=chat is None or chat.tells_thought,
         )
         return AnswerResponse(self._scheduler, generation, form, order)
 
@@ -186,7 +209,7 @@ async def _json_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _worked_on(data: bytes, read: _OrderReader) -> tuple[GenerationOrder, tuple[int, ...]]:
+async def _worked_on(data: bytes, read: Callable[[bytes], _Read]) -> _Read:
     """What `read` makes of `data`; a large one does not hold up the answers of others."""
     return read(data) if len(data) <= _HANDLED_AT_ONCE else await asyncio.to_thread(read, data)
 

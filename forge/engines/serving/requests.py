@@ -7,13 +7,21 @@ silence. Knows no tokenizer, no engine and no HTTP.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from forge.engines.serving.answer_shape import CallsWanted, ToolSpec
 from forge.engines.serving.refusal import ApiRefusal, invalid_field
+from forge.engines.serving.request_messages import ChatMessage, read_messages
+from forge.engines.serving.request_tools import (
+    ShapeOrder,
+    ToolOrder,
+    read_shape_order,
+    read_tool_order,
+)
 from forge.engines.serving.slot_engine import MOST_LOGPROBS, Sampling
 
 # vLLM takes smaller temperatures for greedy too: a division by them overflows.
@@ -22,14 +30,13 @@ _COMPLETION_TOKENS = 16  # of OpenAI's API, where a text completion names no lim
 _MOST_STOPS, _STOP_CHARACTERS = 16, 1_000
 
 # Fields that this server does not carry out, each with the values at which they ask for nothing.
-# TOOLS: whoever teaches the server tools or response formats takes them out of here.
+# What the one endpoint carries out, the other may still take where it asks for nothing.
 _ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
@@ -57,6 +64,8 @@ _Unit = Annotated[float, Field(ge=0, le=1)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
+_TRIED_TYPES = ("str", "list[str]", "bool", "int", "float")
+_Scalar = bool | int | float | str
 _Body = TypeVar("_Body", bound=BaseModel)
 _Value = TypeVar("_Value")
 
@@ -89,6 +98,8 @@ class _SharedBody(BaseModel):
     stream_options: _StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
     user: str | None = None  # who asks, for the caller's own books: it changes nothing
+    response_format: Any = None
+    structured_outputs: Any = None
 
 
 class _ChatBody(_SharedBody):
@@ -96,7 +107,12 @@ class _ChatBody(_SharedBody):
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    chat_template_kwargs: dict[str, bool] = {}
+    chat_template_kwargs: dict[str, _Scalar | None] = {}
+    tools: Any = []
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
 
 
 class _CompletionBody(_SharedBody):
@@ -121,6 +137,8 @@ class GenerationOrder:
 
     `seeded` false: the caller gave no seed, and one is to be drawn. `stops` end the answer before
     themselves, `stop_ids` are tokens that end it. `tokens_as_ids` tells tokens as "token_id:N".
+    `shape` is what the answer must be, as its `place` in the request says. `thinking`: the model
+    may think first, and the shape holds for what comes after that.
     """
 
     model: str
@@ -133,15 +151,21 @@ class GenerationOrder:
     stream: bool
     include_usage: bool
     tokens_as_ids: bool
+    shape: ShapeOrder | None = None
+    thinking: bool = False
 
 
 @dataclass(frozen=True)
 class ChatOrder:
-    """A conversation to answer. A message is its role and its text."""
+    """A conversation to answer. `tools` are those that the model is told of, `calls` how many its
+    answer may have. `tells_thought` false: the model's thought is left out of the answer."""
 
     generation: GenerationOrder
-    messages: tuple[tuple[str, str], ...]
-    template_flags: Mapping[str, bool]
+    messages: tuple[ChatMessage, ...]
+    template_flags: Mapping[str, _Scalar | None]
+    tools: tuple[ToolSpec, ...] = ()
+    calls: CallsWanted = "none"
+    tells_thought: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,12 +185,40 @@ def read_chat_order(data: bytes, defaults: SamplingDefaults) -> ChatOrder:
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_field("top_logprobs", "needs logprobs: true")
     logprobs = (body.top_logprobs or 0) if body.logprobs else -1
+    if body.logprobs and not body.include_reasoning:
+        raise invalid_field(
+            "include_reasoning", "must be true with logprobs, which tell the tokens"
+        )
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    tools = read_tool_order(body.tools, body.tool_choice, body.parallel_tool_calls)
+    flags = _template_flags(body)
+    generation = _generation(body, limit, logprobs, defaults, tools)
     return ChatOrder(
-        generation=_generation(body, limit, logprobs, defaults),
-        messages=tuple(_message(n, message) for n, message in enumerate(body.messages)),
-        template_flags=body.chat_template_kwargs,
+        generation=replace(generation, thinking=flags.get("enable_thinking") is True),
+        messages=read_messages(body.messages),
+        template_flags=flags,
+        tools=tools.tools,
+        calls=tools.calls,
+        tells_thought=body.include_reasoning,
     )
+
+
+def _template_flags(body: _ChatBody) -> dict[str, _Scalar | None]:
+    """chat_template_kwargs, and what reasoning_effort says of thinking.
+
+    Gemma 4 has one switch and no grades: "none" is off and all else is on, as in vLLM 0.32.
+    """
+    flags = dict(body.chat_template_kwargs)
+    switch = flags.get("enable_thinking", False)
+    if not isinstance(switch, bool):
+        raise invalid_field("chat_template_kwargs.enable_thinking", "must be true or false")
+    if body.reasoning_effort is not None:
+        wanted = body.reasoning_effort != "none"
+        if flags.get("enable_thinking", wanted) != wanted:
+            words = "says the opposite of chat_template_kwargs.enable_thinking"
+            raise invalid_field("reasoning_effort", words)
+        flags["enable_thinking"] = wanted
+    return flags
 
 
 def read_completion_order(data: bytes, defaults: SamplingDefaults) -> CompletionOrder:
@@ -209,7 +261,7 @@ def _field_refusal(error: ValidationError) -> ApiRefusal:
     """The first fault that pydantic found, with the field's place in the body."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     # Behind a field with several types stands the type that was tried: that is no place.
-    place = [part for part in first["loc"] if part not in ("str", "list[str]")]
+    place = [part for part in first["loc"] if part not in _TRIED_TYPES]
     param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
     if first["type"] == "extra_forbidden":
         return invalid_field(param, "is not supported by this server", "unsupported")
@@ -219,7 +271,11 @@ def _field_refusal(error: ValidationError) -> ApiRefusal:
 
 
 def _generation(
-    body: _SharedBody, limit: int | None, logprobs: int, defaults: SamplingDefaults
+    body: _SharedBody,
+    limit: int | None,
+    logprobs: int,
+    defaults: SamplingDefaults,
+    tools: ToolOrder | None = None,
 ) -> GenerationOrder:
     if body.stream_options is not None and not body.stream:
         raise invalid_field("stream_options", "needs stream: true")
@@ -250,46 +306,12 @@ def _generation(
         stream=body.stream,
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         tokens_as_ids=body.return_tokens_as_token_ids,
+        shape=read_shape_order(body.response_format, body.structured_outputs, tools or ToolOrder()),
     )
 
 
 def _given(value: _Value | None, default: _Value) -> _Value:
     return default if value is None else value
-
-
-_ROLES = ("system", "developer", "user", "assistant")
-
-
-def _message(number: int, fields: dict[str, Any]) -> tuple[str, str]:
-    """Role and text of one message. Parts of text are joined by a line end, as vLLM joins them."""
-    place = f"messages[{number}]"
-    for name, value in fields.items():
-        # What OpenAI's client sends back of an answer has its empty fields too.
-        if name not in ("role", "content") and value not in (None, []):
-            raise invalid_field(f"{place}.{name}", "is not supported by this server", "unsupported")
-    role, content = fields.get("role"), fields.get("content")
-    if role not in _ROLES:
-        words = f"must be one of {', '.join(_ROLES)}"
-        raise invalid_field(f"{place}.role", words if role else f"is missing: {words}")
-    if isinstance(content, str):
-        return role, content
-    if not isinstance(content, list) or not content:
-        raise invalid_field(f"{place}.content", "must be a text or a list of parts of text")
-    texts = [_part(f"{place}.content[{n}]", part) for n, part in enumerate(content)]
-    return role, "\n".join(texts)
-
-
-def _part(place: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        words = f"{kind} is not supported: this server reads text alone"
-        raise invalid_field(f"{place}.type", words if kind else "is missing", "unsupported")
-    extra = sorted(set(part) - {"type", "text"})
-    if extra:
-        raise invalid_field(f"{place}.{extra[0]}", "is not supported by this server", "unsupported")
-    if not isinstance(part.get("text"), str):
-        raise invalid_field(f"{place}.text", "must be a text")
-    return str(part["text"])
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:

@@ -40,6 +40,14 @@ class ServingMetrics:
         self._refused = Counter(
             "engine_requests_refused", "Requests refused, by status.", ["status"], registry=registry
         )
+        self._calls = Counter(
+            "engine_tool_calls",
+            "Calls of tools in answers; a broken one was none in its syntax, or was cut off.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("made", "broken"):
+            self._calls.labels(outcome)
         self._queue = _histogram(
             registry, "engine_request_queue_time_seconds", "Wait for a slot.", _WAIT_BUCKETS
         )
@@ -68,6 +76,11 @@ class ServingMetrics:
     def tokens(self, count: int) -> None:
         """`count` tokens were generated."""
         self._generated.inc(count)
+
+    def calls(self, made: int, broken: int) -> None:
+        """Calls of tools were read from an answer, or should have been and could not."""
+        self._calls.labels("made").inc(made)
+        self._calls.labels("broken").inc(broken)
 
     def answered(self, seconds: float, after_first_s: float, tokens: int) -> None:
         """An answer of `tokens` was complete `seconds` after its request came."""

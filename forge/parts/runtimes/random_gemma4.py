@@ -29,7 +29,7 @@ from forge.parts.runtimes.runtime import PhaseReport
 
 RANDOM_SERVED_NAME = "random-gemma-4"
 MEANS_NOTHING = "its weights are random numbers: its answers mean nothing"
-_RECIPE = 1  # counts up when the files come out differently, so that an older folder is not served
+_RECIPE = 2  # counts up when the files come out differently, so that an older folder is not served
 _RANDOM_SEED = 20_261_130
 _RANDOM_DISK = 200_000_000  # bytes: twice the folder, which is written beside and then renamed
 # E2B at a sixth of its width, 10 of its 35 layers: the shared ones, the double width of their MLP,
