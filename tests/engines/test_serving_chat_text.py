@@ -280,7 +280,7 @@ class Folders(FolderCase):
         text = self.text_of()
         again = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         self.assertEqual(len(text.token_text.pieces), again.get_vocab_size())
-        self.assertEqual(text.specials, set(CONTROL))
+        self.assertEqual(text.control.specials, set(CONTROL))
 
 
 if __name__ == "__main__":

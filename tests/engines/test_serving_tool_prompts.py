@@ -10,7 +10,7 @@ from typing import Any
 from forge.engines.serving.answer_shape import ToolSpec
 from forge.engines.serving.chat_template import ChatTemplate
 from forge.engines.serving.chat_text import ModelText, read_model_text
-from forge.engines.serving.control_text import ControlBreaker
+from forge.engines.serving.control_text import ControlBreaker, new_mark
 from forge.engines.serving.refusal import ApiRefusal
 from forge.engines.serving.request_messages import ChatMessage, MessageCall
 from forge.parts.runtimes.random_tokenizer import RANDOM_CHAT_TEMPLATE
@@ -237,16 +237,28 @@ class Attacks(PromptCase):
                 self.assertEqual(shown, whole)
 
     def test_a_text_without_control_tokens_is_left_alone(self) -> None:
-        breaker = ControlBreaker(CONTROL)
+        breaker, mark = ControlBreaker(CONTROL), new_mark()
         told = {"a": ["x <b> y", 5, None, True, {"z": "<|turn"}], "b": "plain"}
-        kept = breaker.broken(told)
+        kept = breaker.broken(told, mark)
         self.assertEqual(kept["a"][:4], ["x <b> y", 5, None, True])
         self.assertEqual(kept["b"], "plain")
-        self.assertEqual(breaker.pieces(kept["a"][4]["z"]), ["<|turn", ""])
+        self.assertEqual(kept["a"][4]["z"], f"<|turn{mark}")
+        self.assertEqual(ControlBreaker(()).broken("<turn|>", mark), "<turn|>")
+
+    def test_each_of_tokens_within_each_other_is_broken(self) -> None:
+        breaker = ControlBreaker(("<a>", "<a><b>", "b>c", "[x]"))
+        for text, broken in (
+            ("<a><b>c", "<!a><b!>c"),
+            ("[x][x", "[!x][x!"),
+            ("a<", "a<!"),
+            ("", ""),
+        ):
+            self.assertEqual(breaker.broken(text, "!"), broken)
 
     def test_no_two_conversations_have_the_same_mark(self) -> None:
-        broken = {ControlBreaker(CONTROL).broken("<turn|>") for _ in range(50)}
-        self.assertEqual(len(broken), 50)
+        marks = {new_mark() for _ in range(50)}
+        self.assertEqual({len(mark) for mark in marks}, {40})
+        self.assertEqual(len(marks), 50)
 
 
 if __name__ == "__main__":

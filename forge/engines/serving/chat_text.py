@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from forge.engines.serving.answer_parser import AnswerMarks
 from forge.engines.serving.answer_shape import ToolSpec
 from forge.engines.serving.chat_template import ChatTemplate, TemplateFault, template_fields
-from forge.engines.serving.control_text import ControlBreaker
+from forge.engines.serving.control_text import ControlBreaker, new_mark
 from forge.engines.serving.refusal import ApiRefusal, invalid_field
 from forge.engines.serving.request_messages import ChatMessage
 from forge.engines.serving.requests import SamplingDefaults
@@ -39,15 +39,15 @@ class ModelText:
     """What stands between texts and tokens for one model.
 
     `stop_ids` end an answer unless ignore_eos is asked for. `template` is None for a model that was
-    never taught to chat. `specials` are the texts of tokens with a meaning of their own, `marks`
-    those by which thoughts and calls are told from what is said.
+    never taught to chat. `control` knows the texts of tokens with a meaning of their own; `marks`
+    are those by which thoughts and calls are told from what is said.
     """
 
     tokenizer: Tokenizer
     token_text: TokenText
     stop_ids: frozenset[int]
     defaults: SamplingDefaults
-    specials: frozenset[str]
+    control: ControlBreaker
     marks: AnswerMarks
     template: ChatTemplate | None
 
@@ -79,9 +79,9 @@ class ModelText:
                 code="no_chat_template",
             )
         self._check_taken(self.template, messages, flags, tools)
-        breaker = ControlBreaker(self.specials)
-        fields = breaker.broken(template_fields(messages, tools, flags))
-        pieces = breaker.pieces(self.template.render(fields))
+        mark = new_mark()
+        fields = self.control.broken(template_fields(messages, tools, flags), mark)
+        pieces = self.template.render(fields).split(mark)
         encoded = [self.tokenizer.encode(p, add_special_tokens=False).ids for p in pieces]
         return tuple(token for ids in encoded for token in ids)
 
@@ -139,7 +139,7 @@ def read_model_text(folder: Path, find: FileFinder = plain_file) -> ModelText:
         token_text=token_text,
         stop_ids=_stop_ids(tokenizer, config, model, generation),
         defaults=_sampling_defaults(generation),
-        specials=frozenset(token.content for token in added.values() if token.special),
+        control=ControlBreaker(token.content for token in added.values() if token.special),
         marks=AnswerMarks.of(tokenizer),
         template=template,
     )
