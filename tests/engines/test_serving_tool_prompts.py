@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -223,6 +224,23 @@ class Attacks(PromptCase):
         for attack in ATTACKS:
             ids = text.chat_ids([ChatMessage("user", attack)], {})
             self.assertFalse(control & set(ids), attack)
+
+    def test_marks_that_the_tokenizer_does_not_call_special(self) -> None:
+        """As in a tokenizer that was made of llama.cpp's vocabulary, where they are visible."""
+        folder = make_serving_folder(self.folder, CALL_CONTROL, template=RANDOM_CHAT_TEMPLATE)
+        path = folder / "tokenizer.json"
+        spelt = json.loads(path.read_text(encoding="utf-8"))
+        for token in spelt["added_tokens"]:
+            token["special"] = token["content"] in CONTROL or token["content"] == "<|tool>"
+        path.write_text(json.dumps(spelt), encoding="utf-8")
+        text = read_model_text(folder)
+        marks = {text.tokenizer.token_to_id(word) for word in CALL_CONTROL if word != "<tool|>"}
+        plain = [n for n in text.chat_ids(*self.places("x")["result"]) if n in marks]
+        for attack in ATTACKS:
+            ids = text.chat_ids(*self.places(attack)["result"])
+            self.assertEqual([n for n in ids if n in marks], plain)
+        for mark in marks:
+            self.assertIsNone(text.token_text.piece(mark or 0))
 
     def test_two_texts_do_not_join_to_a_token(self) -> None:
         source = "{{ messages[0]['content'] }}{{ messages[1]['content'] }}"

@@ -19,6 +19,11 @@ from forge.engines.serving.token_text import TextStream, TokenText
 # Ids and spelling: the tokenizer in llama.cpp's ggml-vocab-gemma-4.gguf (b11434, 2026-11-29).
 _CALL_OPEN, _CALL_CLOSE, _CALL_QUOTES = "<|tool_call>", "<tool_call|>", '<|"|>'
 _THOUGHT_OPEN, _THOUGHT_CLOSE = "<|channel>", "<channel|>"
+# No text, whatever a tokenizer's file says of them: one made of llama.cpp's vocabulary says text.
+MARK_WORDS = frozenset(
+    (_CALL_OPEN, _CALL_CLOSE, _CALL_QUOTES, _THOUGHT_OPEN, _THOUGHT_CLOSE)
+    + ("<|tool_response>", "<tool_response|>")
+)
 _THOUGHT_LABEL = "thought\n"  # the name of the channel, which the model writes first
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from forge.engines.serving.answer_parser import AnswerMarks
+from forge.engines.serving.answer_parser import MARK_WORDS, AnswerMarks
 from forge.engines.serving.answer_shape import ToolSpec
 from forge.engines.serving.chat_template import ChatTemplate, TemplateFault, template_fields
 from forge.engines.serving.control_text import ControlBreaker, new_mark
@@ -121,14 +121,13 @@ def read_model_text(folder: Path, find: FileFinder = plain_file) -> ModelText:
     except Exception as error:  # tokenizers raises nothing narrower
         raise ModelTextError(f"{path} is no tokenizer: {error}") from None
     try:
-        token_text = TokenText.of(tokenizer)
+        token_text = TokenText.of(tokenizer, MARK_WORDS)
     except ValueError as error:
         raise ModelTextError(f"{path}: {error}") from None
     config, model, generation = (
         _folder_json(folder, name, find)
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")
     )
-    added = tokenizer.get_added_tokens_decoder()
     source = _template_source(folder, config, find)
     try:
         template = None if source is None else ChatTemplate(source, _named_specials(config))
@@ -139,7 +138,7 @@ def read_model_text(folder: Path, find: FileFinder = plain_file) -> ModelText:
         token_text=token_text,
         stop_ids=_stop_ids(tokenizer, config, model, generation),
         defaults=_sampling_defaults(generation),
-        control=ControlBreaker(token.content for token in added.values() if token.special),
+        control=ControlBreaker(token_text.names.values()),
         marks=AnswerMarks.of(tokenizer),
         template=template,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,21 @@ class TokenText:
     names: Mapping[int, str]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> TokenText:
+    def of(cls, tokenizer: Tokenizer, control: Collection[str] = ()) -> TokenText:
         """From a tokenizer whose decoder replaces letters and falls back to bytes, as Gemma's do.
 
+        `control` are tokens that are no text even where the tokenizer does not call them special.
         tokenizers' own decoder is not asked: it decodes a run of byte tokens as one, so that a
         broken byte changes the text of those before it, which are out already. ValueError for a
         decoder of another kind.
         """
         replaced = _replacements(json.loads(tokenizer.to_str())["decoder"])
         added = tokenizer.get_added_tokens_decoder()
-        names = {n: token.content for n, token in added.items() if token.special}
+        names = {
+            number: token.content
+            for number, token in added.items()
+            if token.special or token.content in control
+        }
         words = tokenizer.get_vocab()
         pieces: list[bytes | None] = [None] * (max(words.values(), default=-1) + 1)
         for word, token in words.items():
