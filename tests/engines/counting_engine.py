@@ -17,6 +17,7 @@ from forge.engines.serving.slot_engine import (
     LoadReport,
     Sampling,
     StepToken,
+    TokenMask,
 )
 
 
@@ -47,6 +48,12 @@ def answer_alone(
         answer.append(told_step(state % vocabulary, sampling, vocabulary))
         state = mixed(sampling, [answer[-1].token], state)
     return answer
+
+
+def allowed_tokens(mask: TokenMask) -> list[int]:
+    """The tokens whose bits are set in `mask`."""
+    bits = int.from_bytes(mask, "little")
+    return [token for token in range(8 * len(mask)) if bits >> token & 1]
 
 
 @dataclass
@@ -108,25 +115,29 @@ class CountingEngine:
             raise ValueError("no token has a negative number")
         self.talks[slot] = _Talk(tuple(prompt), sampling, mixed(sampling, ()))
 
-    def prefill(self, slot: int) -> StepToken | None:
+    def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         self._dispatch("prefill", slot)
         talk = self.talks[slot]
         self._checked(not talk.produced, "prefilled twice")
         piece = talk.prompt[talk.taken :][: self._limits.chunk]
         talk.state = mixed(talk.sampling, piece, talk.state)
         talk.taken += len(piece)
-        return None if talk.taken < len(talk.prompt) else self._step(talk)
+        return None if talk.taken < len(talk.prompt) else self._step(talk, mask)
 
-    def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+    def decode(
+        self, slots: Sequence[int], steps: int, masks: Mapping[int, TokenMask] | None = None
+    ) -> Mapping[int, Sequence[StepToken]]:
         self._dispatch("decode", tuple(slots), steps)
         self._checked(0 < steps <= self._limits.steps, f"{steps} steps")
+        self._checked(steps == 1 or not masks, "several steps under a mask")
         self._checked(len(slots) == len(set(slots)) > 0, "slots named twice, or none")
         told = {}
         for slot in slots:
             talk = self.talks[slot]
             self._checked(talk.produced > 0, "decoded before it was prefilled")
             room = self._limits.context - len(talk.prompt) - talk.produced
-            told[slot] = [self._step(talk) for _ in range(min(steps, room))]
+            mask = (masks or {}).get(slot)
+            told[slot] = [self._step(talk, mask) for _ in range(min(steps, room))]
         return told
 
     def end(self, slot: int) -> None:
@@ -136,11 +147,14 @@ class CountingEngine:
     def counters(self) -> Mapping[str, float]:
         return {"compiled_shapes": 7, "compiles_after_start": 0, "kv_bytes": 4096}
 
-    def _step(self, talk: _Talk) -> StepToken:
+    def _step(self, talk: _Talk, mask: TokenMask | None) -> StepToken:
         forced = self.forced.get(tuple(talk.prompt))
         token = talk.state % self._limits.vocabulary
         if forced is not None:
             token = forced[talk.produced % len(forced)]
+        elif mask is not None:
+            allowed = allowed_tokens(mask)
+            token = allowed[talk.state % len(allowed)]
         talk.produced += 1
         talk.state = mixed(talk.sampling, [token], talk.state)
         return told_step(token, talk.sampling, self._limits.vocabulary)

@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 import unittest
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,6 +263,92 @@ class SettingsTest(EngineCase):
         self.assertIsNotNone(_engine.prefill(0))
         with self.assertRaises(ValueError):
             _engine.prefill(0)  # it has been
+
+
+class MaskTest(EngineCase):
+    """A mask holds for one token of one conversation, and changes nothing else."""
+
+    def mask(self, tokens: Sequence[int], size: int = VOCABULARY) -> bytes:
+        return sum(1 << token for token in tokens).to_bytes(size // 8, "little")
+
+    def kept(self, slot: int, sampling: Sampling, seed: int) -> list[StepToken]:
+        """An answer of ten tokens, each of them held to five others, drawn from `seed`."""
+        chance = random.Random(seed)
+        told: list[StepToken] = []
+        _engine.begin(slot, some_prompt(30, seed=seed), sampling)
+        for _ in range(10):
+            allowed = chance.sample(range(VOCABULARY), 5)
+            mask = self.mask(allowed)
+            if told:
+                told += _engine.decode([slot], STEPS, {slot: mask})[slot]
+            else:
+                while not told:
+                    first = _engine.prefill(slot, mask)
+                    told += [first] if first is not None else []
+            self.assertIn(told[-1].token, allowed)
+        self.assertEqual(len(told), 10)  # one token a dispatch, however many steps are asked for
+        return told
+
+    def test_no_other_token_comes_whatever_the_settings(self) -> None:
+        for number, sampling in enumerate(
+            (
+                GREEDY,
+                Sampling(temperature=1.5, seed=3, logprobs=5),
+                Sampling(temperature=1.0, top_k=2, top_p=0.5, seed=4),
+                Sampling(temperature=0.7, min_p=0.9, repetition_penalty=1.5, seed=5),
+                Sampling(temperature=1.0, top_k=400, presence_penalty=2.0, seed=6),
+            )
+        ):
+            with self.subTest(sampling=sampling):
+                self.kept(0, sampling, number)
+                _engine.end(0)
+
+    def test_log_probabilities_are_those_of_the_model_without_the_mask(self) -> None:
+        prompt = some_prompt(20)
+        want = log_probabilities(_reference.logits(prompt))[-1]
+        _engine.begin(0, prompt, Sampling(temperature=0.0, logprobs=20))
+        told = _engine.prefill(0, self.mask([int(want.argmin())]))
+        assert told is not None
+        self.assertEqual(told.token, want.argmin())
+        self.assertLess(abs((told.logprob or 0) - want.min()), NEAR)
+        self.assertEqual(told.top[0][0], want.argmax())
+
+    def test_in_company_both_answers_are_what_they_are_alone(self) -> None:
+        """A free conversation beside a masked one, and the masked one beside it."""
+        free = answer(_engine, some_prompt(12, seed=9), 10, _DRAWN)
+        masked = self.kept(1, _DRAWN, 1)
+        _engine.end(1)
+        read(_engine, 2, some_prompt(12, seed=9), _DRAWN)
+        chance = random.Random(1)
+        _engine.begin(1, some_prompt(30, seed=1), _DRAWN)
+        told: list[StepToken] = []
+        beside: list[StepToken] = []
+        for number in range(10):
+            mask = self.mask(chance.sample(range(VOCABULARY), 5))
+            if number:
+                both = _engine.decode([2, 1], STEPS, {1: mask})
+                self.assertEqual([len(both[slot]) for slot in (1, 2)], [1, 1])
+                told += both[1]
+                beside += both[2]
+            else:
+                while not told:
+                    first = _engine.prefill(1, mask)
+                    told += [first] if first is not None else []
+        self.assert_alike(told, masked)
+        self.assert_alike(beside, free[1:])
+
+    def test_a_mask_of_another_length_than_the_vocabulary(self) -> None:
+        """A token without a bit is not allowed; bits without a token mean nothing."""
+        for size, tokens in ((64, [3, 60]), (2 * VOCABULARY, [7, VOCABULARY - 1, VOCABULARY + 5])):
+            read(_engine, 0, some_prompt(5), GREEDY)
+            told = _engine.decode([0], 1, {0: self.mask(tokens, size)})[0]
+            self.assertIn(told[0].token, tokens)
+            _engine.end(0)
+
+    def test_nothing_is_compiled_for_a_mask(self) -> None:
+        before = _engine.counters()
+        self.kept(0, _DRAWN, 2)
+        self.assertEqual(_engine.counters(), before)
 
 
 class LoadingTest(EngineCase):

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forge.engines.jax.sampling import SAMPLING_NEAR, SamplingRows, cut_of, sample_step
+from forge.engines.jax.sampling import (
+    SAMPLING_NEAR,
+    SamplingMasks,
+    SamplingRows,
+    cut_of,
+    sample_step,
+)
 
 VOCABULARY = 700  # more than two blocks of ids, the last of them not full
 CUT = jax.jit(cut_of)
@@ -64,15 +70,31 @@ class Step:
     counts: RAW
 
 
+def words_of(allowed: RAW | None, shape: tuple[int, ...]) -> RAW:
+    """Masks as words of 32 bits, the lowest bit first; all zeros where there are none."""
+    words = -(-shape[1] // 32)
+    bits = np.zeros((shape[0], 32 * words), np.bool_)
+    if allowed is not None:
+        bits[:, : shape[1]] = allowed
+    return np.packbits(bits, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
 def step(
     logits: RAW,
     *rows: Row,
     seen: RAW | None = None,
     counts: RAW | None = None,
     position: RAW | int = 0,
+    allowed: RAW | None = None,
+    masked: RAW | None = None,
 ) -> Step:
-    """One step over logits [b, V] of these rows; nothing was seen or answered where not given."""
+    """One step over logits [b, V] of these rows; nothing was seen or answered where not given.
+
+    allowed [b, V] bool: what the rows that are `masked` [b], all of them where not given, may get.
+    """
     shape = logits.shape
+    if masked is None:
+        masked = np.full(shape[0], allowed is not None)
     # Few sizes of batch, for each is compiled: what is missing is filled with rows of zeros.
     size = next(size for size in (1, 4, 16, 64) if size >= shape[0])
 
@@ -87,6 +109,7 @@ def step(
         whole(np.zeros(shape, np.bool_) if seen is None else seen),
         whole(np.zeros(shape, np.int32) if counts is None else counts),
         whole(np.broadcast_to(np.asarray(position, np.int32), (shape[0],))),
+        SamplingMasks(whole(words_of(allowed, shape)), whole(masked)),
     )
     return Step(*(np.asarray(array)[: shape[0]] for array in made))
 

@@ -8,9 +8,10 @@ import time
 import unittest
 from collections.abc import Sequence
 
-from forge.engines.serving.scheduler import NotServing, QueueFull, Scheduler
-from forge.engines.serving.slot_engine import EngineFault, Sampling, StepToken
-from tests.engines.counting_engine import CountingEngine, answer_alone
+from forge.engines.serving.scheduler import Scheduler
+from forge.engines.serving.scheduler_job import NotServing, QueueFull
+from forge.engines.serving.slot_engine import EngineFault, Sampling, StepToken, TokenConstraint
+from tests.engines.counting_engine import CountingEngine, allowed_tokens, answer_alone
 
 PATIENCE_S = 30
 USUAL = Sampling()
@@ -26,12 +27,14 @@ class Job:
         sampling: Sampling = USUAL,
         stop_after: int | None = None,
         breaks_at: int | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.prompt = prompt
         self.limit = limit
         self.sampling = sampling
         self.stop_after = stop_after
         self.breaks_at = breaks_at
+        self.constraint = constraint
         self.got: list[StepToken] = []
         self.seats = 0
         self.calls_after_the_last = 0
@@ -69,6 +72,35 @@ class Job:
         if not self.over.wait(PATIENCE_S):
             raise AssertionError("the job has not ended")
         return self.end
+
+
+class Rising:
+    """A constraint: each token is one of the next `few` above the last, from 0 up. `breaks` names
+    the method that fails at the token number `at`."""
+
+    def __init__(self, few: int = 3, breaks: str = "", at: int = 0) -> None:
+        self.few = few
+        self.breaks = breaks
+        self.at = at
+        self.taken: list[int] = []
+        self.asked = 0
+        self.threads: set[int] = set()
+
+    def mask(self) -> bytes:
+        self.asked += 1
+        self.threads.add(threading.get_ident())
+        if self.breaks == "mask" and len(self.taken) == self.at:
+            raise ValueError("the library gave up")
+        least = self.taken[-1] + 1 if self.taken else 0
+        bits = sum(1 << token for token in range(least, least + self.few))
+        return bits.to_bytes(16, "little")
+
+    def take(self, token: int) -> None:
+        if self.breaks == "take" and len(self.taken) == self.at:
+            raise ValueError("the library gave up")
+        if token not in allowed_tokens(self.mask()):
+            raise ValueError(f"token {token} was not allowed")
+        self.taken.append(token)
 
 
 class SchedulerCase(unittest.TestCase):
@@ -437,6 +469,102 @@ class Ends(SchedulerCase):
 
     def test_closing_a_scheduler_that_was_never_started(self) -> None:
         self.assertTrue(Scheduler(CountingEngine(), 1).close(0.0))
+
+
+class Constrained(SchedulerCase):
+    def test_an_answer_keeps_to_its_constraint_and_the_constraint_is_told_of_it(self) -> None:
+        engine = CountingEngine(chunk=4)
+        scheduler = self.begun(engine)
+        job = Job(range(10), 20, constraint=Rising())
+        scheduler.submit(job)
+        self.assertEqual(job.wait(), "length")
+        tokens = [step.token for step in job.got]
+        self.assertEqual(len(tokens), 20)
+        self.assertEqual(job.constraint.taken, tokens)  # type: ignore[union-attr]
+        self.assertTrue(all(0 < b - a <= 3 for a, b in zip(tokens, tokens[1:], strict=False)))
+        self.assertGreater(len({b - a for a, b in zip(tokens, tokens[1:], strict=False)}), 1)
+        self.assertEqual(scheduler.view().constrained, 1)
+        self.assertGreater(scheduler.view().mask_s, 0)
+
+    def test_every_call_of_a_constraint_comes_from_the_scheduler_s_thread(self) -> None:
+        scheduler = self.begun(CountingEngine())
+        constraint = Rising()
+        job = Job([5], 6, constraint=constraint)
+        scheduler.submit(job)
+        job.wait()
+        (thread,) = constraint.threads
+        self.assertNotEqual(thread, threading.get_ident())
+
+    def test_a_step_is_one_token_while_any_answer_is_constrained_and_not_after(self) -> None:
+        engine = CountingEngine(slots=2, steps=4)
+        scheduler = self.begun(engine)
+        engine.gate.clear()
+        free, held = Job([1], 30), Job([2], 8, constraint=Rising())
+        scheduler.submit(free)
+        scheduler.submit(held)
+        engine.gate.set()
+        self.assertEqual((held.wait(), free.wait()), ("length", "length"))
+        steps = [
+            (len(what[1]), what[2])  # type: ignore[arg-type]
+            for what in engine.log
+            if what[0] == "decode"
+        ]
+        self.assertEqual({step for slots, step in steps if slots == 2}, {1})
+        self.assertIn((1, 4), steps)
+
+    def test_free_answers_are_the_same_beside_constrained_ones(self) -> None:
+        """300 jobs in 40 schedules; the constrained ones too are as they would be alone."""
+        chance = random.Random(7)
+        alone: dict[tuple[int, ...], list[int]] = {}
+        for _ in range(40):
+            engine = CountingEngine(slots=4, context=64, chunk=7, steps=chance.randint(1, 5))
+            scheduler = self.begun(engine)
+            jobs = []
+            for _ in range(8):
+                prompt = [chance.randrange(4) for _ in range(chance.randint(1, 9))]
+                constraint = Rising() if chance.random() < 0.5 else None
+                jobs.append(Job(prompt, chance.randint(1, 20), constraint=constraint))
+            for job in jobs:
+                scheduler.submit(job)
+            for job in jobs:
+                self.assertEqual(job.wait(), "length")
+                if job.constraint is None:
+                    self.assertEqual(job.got, self.alone(job, engine))
+                    continue
+                tokens = [step.token for step in job.got]
+                known = alone.setdefault(tuple(job.prompt), tokens)
+                shared = min(len(known), len(tokens))
+                self.assertEqual(known[:shared], tokens[:shared])
+            self.assertTrue(scheduler.finish(PATIENCE_S))
+
+    def test_a_constraint_that_fails_ends_its_own_answer_and_no_other(self) -> None:
+        for breaks in ("mask", "take"):
+            for at in (0, 1, 3):
+                with self.subTest(breaks=breaks, at=at):
+                    engine = CountingEngine(slots=2, chunk=3)
+                    scheduler = self.begun(engine)
+                    engine.gate.clear()
+                    broken = Job(range(5), 9, constraint=Rising(3, breaks, at))
+                    other = Job(range(7), 9, constraint=Rising())
+                    free = Job(range(8), 9)
+                    for job in (broken, other, free):
+                        scheduler.submit(job)
+                    engine.gate.set()
+                    self.assertEqual(broken.wait(), "ValueError: the library gave up")
+                    self.assertEqual(len(broken.got), at)
+                    self.assertEqual((other.wait(), free.wait()), ("length", "length"))
+                    self.assertEqual(free.got, self.alone(free, engine))
+                    self.assertEqual(scheduler.view().phase, "serving")
+                    self.wait_for(lambda s=scheduler: not s.view().running)
+                    self.assertEqual(engine.talks, {})
+
+    def test_an_engine_that_overlooks_a_mask_is_found_out(self) -> None:
+        engine = CountingEngine(forced={(1,): [2, 90]})
+        scheduler = self.begun(engine)
+        job = Job([1], 5, constraint=Rising())
+        scheduler.submit(job)
+        self.assertEqual(job.wait(), "ValueError: token 90 was not allowed")
+        self.assertEqual([step.token for step in job.got], [2])
 
 
 if __name__ == "__main__":

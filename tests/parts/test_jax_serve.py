@@ -34,7 +34,7 @@ from forge.engines.gemma4.tensor_names import model_tensors
 from forge.engines.gemma4.weight_files import open_weights
 from forge.engines.jax.cache import state_shapes
 from forge.engines.jax.params import param_shapes
-from forge.engines.serving.scheduler import SchedulerView
+from forge.engines.serving.scheduler_job import SchedulerView
 from forge.engines.serving.serving_metrics import ServingMetrics
 from forge.parts.boundaries.load_prompts import PromptMaker
 from forge.parts.ground.errors import RigError

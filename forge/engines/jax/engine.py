@@ -22,14 +22,21 @@ from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_sh
 from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
 from forge.engines.jax.params import place_params
 from forge.engines.jax.rows import RowMap
-from forge.engines.jax.sampling import SamplingRows
-from forge.engines.jax.steps import ChosenTokens, batch_sizes, chunk_buckets, engine_programs
+from forge.engines.jax.sampling import SamplingMasks, SamplingRows
+from forge.engines.jax.steps import (
+    ChosenTokens,
+    batch_sizes,
+    chunk_buckets,
+    engine_programs,
+    mask_words,
+)
 from forge.engines.serving.slot_engine import (
     EngineFault,
     EngineLimits,
     LoadReport,
     Sampling,
     StepToken,
+    TokenMask,
 )
 
 ENGINE_DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16)}
@@ -64,6 +71,37 @@ def _settings_of(samplings: Sequence[Sampling]) -> SamplingRows:
         seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
         logprobs=column(np.int32, [s.logprobs for s in samplings]),
     )
+
+
+class _EngineMasks:
+    """The masks of a batch as the programs take them.
+
+    Without any it is one array of each size that stays on the device: 16 rows of 262,144 tokens
+    are 512 KiB, which an answer without a mask should not carry there at every step.
+    """
+
+    def __init__(self, vocabulary: int, sizes: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._none = {
+            size: SamplingMasks(*jax.device_put((self._words(size), self._unmasked(size))))
+            for size in sizes
+        }
+
+    def of(self, batch: int, masks: Mapping[int, TokenMask]) -> SamplingMasks:
+        """`masks` by row. A token of the model that a mask has no bit for is not allowed."""
+        if not masks:
+            return self._none[batch]
+        words, masked = self._words(batch), self._unmasked(batch)
+        for row, mask in masks.items():
+            told = np.frombuffer(mask, "<u4")[: words.shape[1]]
+            words[row, : len(told)], masked[row] = told, True
+        return SamplingMasks(words, masked)
+
+    def _words(self, batch: int) -> Any:
+        return np.zeros((batch, mask_words(self._vocabulary)), np.uint32)
+
+    def _unmasked(self, batch: int) -> Any:
+        return np.zeros(batch, np.bool_)
 
 
 def _first_line(error: Exception) -> str:
@@ -172,6 +210,7 @@ class JaxEngine:
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
             raise EngineFault(_first_line(error)) from error
         self._kv_bytes = kv_bytes(shapes)
+        self._masks = _EngineMasks(limits.vocabulary, (1, *batch_sizes(limits.slots)))
         self._counter = CompileCounter()
         report(1.0, "loaded")
 
@@ -187,7 +226,7 @@ class JaxEngine:
         self._conversations[slot] = _Conversation(tuple(prompt), sampling)
         self._rows.give(slot)
 
-    def prefill(self, slot: int) -> StepToken | None:
+    def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
         talk = self._conversations[slot]
         limits = self._limits
@@ -205,14 +244,19 @@ class JaxEngine:
         if talk.taken < len(talk.prompt):
             return None
         last = np.int32(piece[-1]), np.int32(talk.taken - 1)
-        chosen = self._run("first token", row, stream, *last, _settings_of([talk.sampling]))
+        settings = _settings_of([talk.sampling])
+        masks = self._masks.of(1, {} if mask is None else {0: mask})
+        chosen = self._run("first token", row, stream, *last, settings, masks)
         token = _Told(chosen).token((0,), talk.sampling)
         talk.last, talk.total = token.token, talk.taken + 1
         return token
 
-    def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+    def decode(
+        self, slots: Sequence[int], steps: int, masks: Mapping[int, TokenMask] | None = None
+    ) -> Mapping[int, Sequence[StepToken]]:
         """Up to `steps` further tokens for each of `slots`; none where the context is full."""
-        steps = max(1, min(steps, self._limits.steps))
+        masks = masks or {}
+        steps = 1 if masks else max(1, min(steps, self._limits.steps))
         talks = {
             slot: self._conversations[slot]
             for slot in slots
@@ -235,7 +279,9 @@ class JaxEngine:
                 raise ValueError(f"slot {slot} has not been prefilled")
             tokens[row], positions[row], active[row] = talk.last, talk.total - 1, True
             settings[row] = talk.sampling
-        inputs = (tokens, positions, active, _settings_of(settings), np.int32(steps))
+        by_row = {self._rows[slot]: mask for slot, mask in masks.items() if slot in talks}
+        allowed = self._masks.of(batch, by_row)
+        inputs = (tokens, positions, active, _settings_of(settings), allowed, np.int32(steps))
         chosen = _Told(self._run(f"decode of {batch}", *inputs))
         for slot, talk in talks.items():
             many = min(steps, self._limits.context - talk.total)

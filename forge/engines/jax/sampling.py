@@ -40,6 +40,14 @@ class SamplingRows(NamedTuple):
     logprobs: jax.Array
 
 
+class SamplingMasks(NamedTuple):
+    """Which tokens each row may get: `words` uint32 [b, ceil(V / 32)], token n at bit n % 32 of
+    word n // 32; `masked` bool [b], false where a row may get any and its words mean nothing."""
+
+    words: jax.Array
+    masked: jax.Array
+
+
 class SamplingCut(NamedTuple):
     """What of each row may be drawn, arrays [b].
 
@@ -56,17 +64,22 @@ def sample_step(
     seen: jax.Array,
     counts: jax.Array,
     position: jax.Array,
+    masks: SamplingMasks,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     """One token for each row: (tokens, logprob, top_ids, top_logprobs, counts).
 
     logits [b, V] f32. seen [b, V] bool: tokens of the prompt. counts [b, V] int32: how often each
     is in the answer; comes back with the chosen one counted. position [b] int32: where the token
     will stand; with the seed it makes the random numbers. tokens [b] int32; logprob [b] and
-    top_logprobs [b, 20] f32 are those of `logits`, zeros where no row wants them.
+    top_logprobs [b, 20] f32 are those of `logits`, zeros where no row wants them: the model's own,
+    before penalties and masks, as in vLLM ("raw_logprobs", its default).
     """
     wanted = (rows.repetition != 1) | (rows.presence != 0) | (rows.frequency != 0)
     adjusted = lax.cond(
         jnp.any(wanted), _penalised, lambda logits, *_: logits, logits, rows, seen, counts
+    )
+    adjusted = lax.cond(
+        jnp.any(masks.masked), _only_allowed, lambda logits, _: logits, adjusted, masks
     )
     highest, likeliest = _likeliest(adjusted)
     drawn = lax.cond(
@@ -125,6 +138,13 @@ def _penalised(
     logits = jnp.where(seen | answered, repeated, logits)
     logits = logits - rows.frequency[:, None] * counts.astype(jnp.float32)
     return logits - rows.presence[:, None] * answered.astype(jnp.float32)
+
+
+def _only_allowed(logits: jax.Array, masks: SamplingMasks) -> jax.Array:
+    """Logits with -inf, a share of exactly 0, where a masked row's bit is not set."""
+    bits = (masks.words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    allowed = bits.reshape(logits.shape[0], -1)[:, : logits.shape[-1]] == 1
+    return jnp.where(allowed | ~masks.masked[:, None], logits, -jnp.inf)
 
 
 def _distances(logits: jax.Array, highest: jax.Array, temperature: jax.Array) -> jax.Array:

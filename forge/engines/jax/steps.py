@@ -27,7 +27,7 @@ from forge.engines.jax.model import (
     through_layers,
 )
 from forge.engines.jax.params import param_shapes
-from forge.engines.jax.sampling import SamplingRows, sample_step
+from forge.engines.jax.sampling import SamplingMasks, SamplingRows, sample_step
 from forge.engines.serving.slot_engine import MOST_LOGPROBS
 
 _BUCKET_STEP = 2  # a chunk is padded to the next of 16, 32, 64, …: less than twice too long
@@ -111,6 +111,7 @@ def finish_prompt(
     token: jax.Array,
     position: jax.Array,
     settings: SamplingRows,
+    masks: SamplingMasks,
 ) -> tuple[EngineState, ChosenTokens]:
     """The first token of an answer, from the prompt's last token, which stands at `position`.
 
@@ -125,7 +126,7 @@ def finish_prompt(
     seen = lax.dynamic_slice_in_dim(state.seen, row, 1)
     counts = jnp.zeros((1, config.vocabulary), jnp.int32)
     logits = logits_of(params, config, x[:, 0])
-    *chosen, counts = sample_step(logits, settings, seen, counts, position[None] + 1)
+    *chosen, counts = sample_step(logits, settings, seen, counts, position[None] + 1, masks)
     counts = lax.dynamic_update_slice_in_dim(state.counts, counts, row, 0)
     return EngineState(state.caches, state.seen, counts), ChosenTokens(*chosen)
 
@@ -140,11 +141,13 @@ def decode_rows(
     positions: jax.Array,
     active: jax.Array,
     settings: SamplingRows,
+    masks: SamplingMasks,
     steps: jax.Array,
 ) -> tuple[EngineState, ChosenTokens]:
     """`steps` further tokens, at most `most_steps`, for the active ones of the first rows.
 
-    tokens, positions, active [batch]: the last token of each conversation and its position. Arrays
+    tokens, positions, active [batch]: the last token of each conversation and its position. `masks`
+    hold for the first token alone: where a row has one, more steps mean nothing. Arrays
     of the result are [most_steps, batch, …]; those of a row mean nothing from where its context is
     full, or where it is not active: nothing of such a row changes.
     """
@@ -164,7 +167,7 @@ def decode_rows(
         x, caches = through_layers(params, config, config.layers, new, stream, state.caches)
         logits = logits_of(params, config, x[:, 0])
         *chosen, _ = sample_step(
-            logits, settings, state.seen[:batch], state.counts[:batch], positions + 1
+            logits, settings, state.seen[:batch], state.counts[:batch], positions + 1, masks
         )
         # Counted here and not by sampling: in place, and only for rows that go on.
         counts = state.counts.at[jnp.arange(batch), chosen[0]].add(alive.astype(jnp.int32))
@@ -185,6 +188,18 @@ def settings_shapes(batch: int) -> SamplingRows:
     return SamplingRows(
         *(stand_in((batch,), kinds.get(name, jnp.float32)) for name in SamplingRows._fields)
     )
+
+
+def mask_shapes(batch: int, vocabulary: int) -> SamplingMasks:
+    """The masks of `batch` rows, as shapes."""
+    return SamplingMasks(
+        stand_in((batch, mask_words(vocabulary)), jnp.uint32), stand_in((batch,), jnp.bool_)
+    )
+
+
+def mask_words(vocabulary: int) -> int:
+    """How many words of 32 bits the mask of one row has."""
+    return -(-vocabulary // 32)
 
 
 def engine_programs(
@@ -209,19 +224,21 @@ def engine_programs(
             (params, state, number, ids, number, number),
             (1,),
         )
+    one_mask = mask_shapes(1, config.vocabulary)
     yield EngineProgram(
         "first token",
         partial(finish_prompt, config),
-        (params, state, number, stream, number, number, settings_shapes(1)),
+        (params, state, number, stream, number, number, settings_shapes(1), one_mask),
         (1,),
     )
     for batch in batch_sizes(slots):
         whole = stand_in((batch,), jnp.int32)
         active = stand_in((batch,), jnp.bool_)
+        masks = mask_shapes(batch, config.vocabulary)
         yield EngineProgram(
             f"decode of {batch}",
             partial(decode_rows, config, context, steps),
-            (params, state, whole, whole, active, settings_shapes(batch), number),
+            (params, state, whole, whole, active, settings_shapes(batch), masks, number),
             (1,),
         )
     if slots > 1:

@@ -17,7 +17,7 @@ from typing import Literal
 from forge.engines.serving.answer_parser import AnswerParser
 from forge.engines.serving.call_syntax import ToolCall
 from forge.engines.serving.serving_metrics import ServingMetrics
-from forge.engines.serving.slot_engine import Sampling, StepToken
+from forge.engines.serving.slot_engine import Sampling, StepToken, TokenConstraint
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _MOST_TOGETHER = 256  # tokens of one delta, about
@@ -70,7 +70,7 @@ class Generation:
     when it is made.
 
     `ends` are tokens that end the answer and are no part of it; `parser`, which is this answer's
-    alone, may end it likewise.
+    alone, may end it likewise. `constraint` says what may come next, if anything does.
     """
 
     def __init__(
@@ -82,10 +82,12 @@ class Generation:
         ends: frozenset[int],
         parser: AnswerParser,
         metrics: ServingMetrics,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.prompt = prompt
         self.sampling = sampling
         self.limit = limit
+        self.constraint = constraint
         self._ends = ends
         self._parser = parser
         self._metrics = metrics

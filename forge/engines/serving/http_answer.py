@@ -17,7 +17,8 @@ from forge.engines.serving.answers import AnswerForm
 from forge.engines.serving.generation import AnswerDelta, Generation, joined_deltas
 from forge.engines.serving.refusal import ApiRefusal
 from forge.engines.serving.requests import GenerationOrder
-from forge.engines.serving.scheduler import NotServing, QueueFull, Scheduler
+from forge.engines.serving.scheduler import Scheduler
+from forge.engines.serving.scheduler_job import NotServing, QueueFull
 
 _LOADING_RETRY_S = 5
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")  # those that JSON does not escape by itself

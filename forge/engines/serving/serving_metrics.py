@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from forge.engines.serving.scheduler import SchedulerView
+from forge.engines.serving.scheduler_job import SchedulerView
 
 RequestEnd = Literal["stop", "length", "abort", "error"]
 _REQUEST_ENDS: tuple[RequestEnd, ...] = ("stop", "length", "abort", "error")
@@ -130,3 +130,11 @@ class _NowCollector:
         }
         for name, (value, words) in figures.items():
             yield GaugeMetricFamily(f"engine_{name}", words, value=value)
+        yield CounterMetricFamily(
+            "engine_requests_constrained",
+            "Requests with a shape to keep to that got a slot.",
+            value=now.constrained,
+        )
+        yield CounterMetricFamily(
+            "engine_mask_seconds", "Time spent on which tokens may come next.", value=now.mask_s
+        )

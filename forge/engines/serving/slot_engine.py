@@ -11,7 +11,19 @@ from typing import Protocol
 
 # How far loading has come: a share from 0 to 1, and what is done right now, for people.
 LoadReport = Callable[[float, str], None]
+# Which tokens may come next: bit n % 8 of byte n // 8 is set where token n may. Whole words of 32.
+TokenMask = bytes
 MOST_LOGPROBS = 20  # alternatives of one token, as OpenAI's chat API bounds top_logprobs
+
+
+class TokenConstraint(Protocol):
+    """What the tokens of one answer must be. Whatever it raises breaks off that answer alone."""
+
+    def mask(self) -> TokenMask:
+        """Which tokens may come next, at least one; the same until one is taken."""
+
+    def take(self, token: int) -> None:
+        """`token` is the next of the answer. Raises where it may not be."""
 
 
 class EngineFault(Exception):
@@ -25,8 +37,9 @@ class Sampling:
     temperature 0 takes the likeliest token; top_k 0, top_p 1 and min_p 0 are off. The repetition
     penalty (1 is off) looks at prompt and answer, presence and frequency (0 is off) at the answer
     alone, as in vLLM and OpenAI's API. The same seed, prompt and settings give the same tokens in
-    any company. logprobs: how many alternatives are told beside the chosen token, -1 for no log
-    probability at all. Log probabilities are those of the model, before temperature and penalties.
+    any company, and under the same masks. logprobs: how many alternatives are told beside the
+    chosen token, -1 for no log probability at all. Log probabilities are those of the model, before
+    temperature, penalties and masks.
     """
 
     temperature: float = 1.0
@@ -79,14 +92,20 @@ class SlotEngine(Protocol):
     def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
         """Give the free `slot` a conversation: at least one token, fewer than limits.context."""
 
-    def prefill(self, slot: int) -> StepToken | None:
-        """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
+    def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
+        """Take the prompt's next chunk; the first token of the answer once the prompt is whole.
 
-    def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+        Where that comes it is one that `mask` allows.
+        """
+
+    def decode(
+        self, slots: Sequence[int], steps: int, masks: Mapping[int, TokenMask] | None = None
+    ) -> Mapping[int, Sequence[StepToken]]:
         """Up to `steps` further tokens for each of `slots`, at least one; all are prefilled.
 
         A slot whose conversation has reached limits.context tokens gets none. What comes after a
-        stop is the caller's to drop.
+        stop is the caller's to drop. `masks`, by slot, hold for the first token, so that with any
+        of them there is one token for each, whatever `steps` says.
         """
 
     def end(self, slot: int) -> None:
