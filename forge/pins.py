@@ -31,8 +31,8 @@ SERVER_PINS: dict[str, str] = {
 # Brought by a runtime's requirements: what a server imports inside functions only, and what a model
 # server imports that a rig carries as a program.
 RUNTIME_IMPORTS = frozenset(
-    "boto3 botocore gguf google huggingface_hub jax jinja2 ml_dtypes numpy prometheus_client "
-    "requests starlette tokenizers torch transformers uvicorn".split()
+    "boto3 botocore gguf google huggingface_hub jax jinja2 llguidance ml_dtypes numpy "
+    "prometheus_client requests starlette tokenizers torch transformers uvicorn".split()
 )
 
 # Imported by the suites alone: a rig whose suite does has a requirements-test.txt.

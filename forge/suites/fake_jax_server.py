@@ -14,6 +14,7 @@ FAKE_JAX_PACKAGES = {
     "jax": "0.10.2",
     "jaxlib": "0.10.2",
     "jinja2": "3.1.6",
+    "llguidance": "1.9.1",
     "ml_dtypes": "0.6.0",
     "numpy": "2.4.6",
     "prometheus-client": "0.26.0",

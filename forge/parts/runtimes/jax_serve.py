@@ -42,6 +42,8 @@ JAX_SERVER = "jax_server"  # the program's name, beside server.py
 JAX_SERVE_REQUIREMENTS = (
     "jax[cpu]==0.10.2",  # the engine is written and tested against this one's compiler
     "jinja2>=3.1.6,<4",  # chat templates
+    # Answers of a given shape. xgrammar does the same, and needs torch and transformers.
+    "llguidance>=1.9.1,<2",
     "ml_dtypes>=0.6,<0.7",  # bf16 in numpy, of which the weights are made
     "numpy>=2.4,<3",  # views of mapped weights
     "prometheus-client>=0.26,<1",  # /metrics
@@ -52,7 +54,7 @@ JAX_SERVE_REQUIREMENTS = (
 )
 # Packages that every start needs, as pip names them.
 _JAX_PACKAGES = (
-    *("jax", "jaxlib", "jinja2", "ml_dtypes", "numpy", "prometheus-client"),
+    *("jax", "jaxlib", "jinja2", "llguidance", "ml_dtypes", "numpy", "prometheus-client"),
     *("starlette", "tokenizers", "uvicorn"),
 )
 _JAX_RELEASE = "0.10.2"
