@@ -350,8 +350,8 @@ class Refusals(HttpCase):
             self.assertEqual(error["param"], "tools")
             error = self.error(ask(functions=[{"name": "look"}]), 400)
             self.assertEqual(error["param"], "functions")
-            error = self.error(ask(response_format={"type": "json_object"}), 400)
-            self.assertEqual(error["param"], "response_format")
+            error = self.error(ask(response_format={"type": "yaml"}), 400)
+            self.assertEqual(error["param"], "response_format.type")
         error = self.error(host.chat([{"type": "image_url", "image_url": {"url": "x"}}]), 400)
         self.assertEqual(error["param"], "messages[0].content[0].type")
 

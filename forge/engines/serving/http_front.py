@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from forge.engines.serving.answer_parser import AnswerParser
 from forge.engines.serving.answers import AnswerForm
 from forge.engines.serving.chat_text import ModelText
+from forge.engines.serving.constraints import Constraints
 from forge.engines.serving.generation import Generation
 from forge.engines.serving.http_answer import AnswerResponse, unavailable
 from forge.engines.serving.http_gate import HttpGate
@@ -33,12 +34,13 @@ from forge.engines.serving.requests import (
     read_chat_order,
     read_completion_order,
 )
-from forge.engines.serving.scheduler import NotServing, Scheduler
+from forge.engines.serving.scheduler import Scheduler
+from forge.engines.serving.scheduler_job import NotServing
 from forge.engines.serving.serving_metrics import ServingMetrics
+from forge.engines.serving.slot_engine import TokenConstraint
 
 BODY_BYTES = 16_000_000  # of one request; the ids of 1,000,000 tokens are half of it
 _HANDLED_AT_ONCE = 20_000  # bytes of a body that are read and encoded without leaving the loop
-_NO_SHAPE = "is not supported by this server: it cannot hold an answer to a shape"
 _Read = TypeVar("_Read")
 
 
@@ -59,6 +61,7 @@ class HttpFront:
     def __init__(self, scheduler: Scheduler, text: ModelText, settings: FrontSettings) -> None:
         self._scheduler = scheduler
         self._text = text
+        self._constraints = Constraints(text.tokenizer, text.stop_ids)
         self._name = settings.name
         self._begun = int(time.time())
         self.metrics = ServingMetrics(scheduler.view)
@@ -103,7 +106,7 @@ class HttpFront:
             return order, text.chat_ids(order.messages, order.template_flags, order.tools)
 
         chat, prompt = await _worked_on(await _json_body(request), read)
-        return self._answer(chat.generation, prompt, "messages", chat)
+        return await self._answer(chat.generation, prompt, "messages", chat)
 
     async def _completions(self, request: Request) -> Response:
         def read(data: bytes) -> tuple[GenerationOrder, tuple[int, ...]]:
@@ -114,7 +117,7 @@ class HttpFront:
             return order.generation, ids
 
         order, prompt = await _worked_on(await _json_body(request), read)
-        return self._answer(order, prompt, "prompt")
+        return await self._answer(order, prompt, "prompt")
 
     def _parser(
         self, order: GenerationOrder, prompt: Sequence[int], chat: ChatOrder | None
@@ -126,12 +129,27 @@ class HttpFront:
         begun = marks.opened_thought(prompt)
         return AnswerParser(pieces, order.stops, marks, calls=chat.calls, thought_begun=begun)
 
+    async def _constraint(
+        self, order: GenerationOrder, prompt: Sequence[int], chat: ChatOrder | None
+    ) -> TokenConstraint | None:
+        """What holds the answer to its shape; making it does not hold up the answers of others."""
+        if order.shape is None:
+            return None
+        begun = chat is not None and self._text.marks.opened_thought(prompt) is not None
+        return await asyncio.to_thread(
+            self._constraints.begin,
+            order.shape.shape,
+            order.thinking,
+            in_thought=begun,
+            place=order.shape.place,
+        )
+
     def _check_model(self, order: GenerationOrder) -> None:
         if order.model != self._name:
             words = f"the model {order.model[:100]!r} is not served here; {self._name!r} is"
             raise ApiRefusal(404, words, param="model", code="model_not_found")
 
-    def _answer(
+    async def _answer(
         self,
         order: GenerationOrder,
         prompt: Sequence[int],
@@ -139,8 +157,6 @@ class HttpFront:
         chat: ChatOrder | None = None,
     ) -> Response:
         """Start the generation; `field` is the one that the prompt came from."""
-        if order.shape is not None:
-            raise invalid_field(order.shape.place, _NO_SHAPE, "unsupported")
         try:
             limits = self._scheduler.limits
         except NotServing as error:
@@ -150,13 +166,16 @@ class HttpFront:
         sampling = order.sampling
         if not order.seeded:
             sampling = replace(sampling, seed=random.getrandbits(63))
+        limit = _checked_limit(len(prompt), order.max_tokens, limits.context, field)
+        constraint = await self._constraint(order, prompt, chat)
         generation = Generation(
             prompt,
             replace(sampling, top_k=min(sampling.top_k, limits.vocabulary)),
-            _checked_limit(len(prompt), order.max_tokens, limits.context, field),
+            limit,
             ends=order.stop_ids if order.ignore_eos else order.stop_ids | self._text.stop_ids,
             parser=self._parser(order, prompt, chat),
             metrics=self.metrics,
+            constraint=constraint,
         )
         form = AnswerForm(
             chat=chat is not None,
