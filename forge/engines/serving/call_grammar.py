@@ -2,7 +2,7 @@
 
     <|tool_call>call:NAME{days:[1,2],city:<|"|>Oslo<|"|>}<tool_call|>
 
-in llguidance's dialect of Lark, control tokens as such. Knows no tokenizer, no HTTP and no library.
+in llguidance's dialect of Lark, control tokens as such. Knows no tokenizer, no request and no HTTP.
 """
 
 from __future__ import annotations
