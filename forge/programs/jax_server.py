@@ -22,7 +22,8 @@ from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.explain import explain_text
 from forge.engines.gemma4.model_folder import has_model_file, model_file
 from forge.engines.gemma4.refusal import ModelRefused
-from forge.engines.jax.engine import ENGINE_DTYPES, JaxEngine
+from forge.engines.jax.engine import ENGINE_DTYPES
+from forge.engines.jax.parallel import engine_on_devices
 from forge.engines.serving.chat_text import ModelTextError, read_model_text
 from forge.engines.serving.http_front import FrontSettings, HttpFront
 from forge.engines.serving.http_server import HttpServer, listening_socket, on_end_signals
@@ -59,8 +60,10 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         key = _api_key(arguments.api_key_file) if arguments.api_key_file else ""
         text = read_model_text(folder, _folder_file)
-        engine = JaxEngine(
+        engine = engine_on_devices(
             folder,
+            arguments.tensor_parallel,
+            arguments.data_parallel,
             slots=arguments.slots,
             context=context,
             dtype=arguments.dtype,
@@ -188,7 +191,10 @@ def _server_parser() -> argparse.ArgumentParser:
     reach.add_argument("--api-key-file", type=Path, help="a key that all but /health asks for")
     room = parser.add_argument_group("how much at once")
     room.add_argument(
-        "--slots", type=_bounded(1, 1024), default=4, help="conversations (default %(default)s)"
+        "--slots",
+        type=_bounded(1, 1024),
+        default=4,
+        help="conversations at once, of each copy of the model (default %(default)s)",
     )
     room.add_argument(
         "--max-model-len",
@@ -219,6 +225,20 @@ def _server_parser() -> argparse.ArgumentParser:
         type=_bounded(1, 256),
         default=4,
         help="most tokens of each answer in one dispatch (default %(default)s)",
+    )
+    how.add_argument(
+        "--tensor-parallel",
+        type=_bounded(1, 4096),
+        default=1,
+        metavar="N",
+        help="devices that share one copy of the model, a part of it on each (default %(default)s)",
+    )
+    how.add_argument(
+        "--data-parallel",
+        type=_bounded(1, 4096),
+        default=1,
+        metavar="N",
+        help="copies of the model, each on devices of its own (default %(default)s)",
     )
     how.add_argument("--compile-cache", type=Path, help="keeps compiled programs for next time")
     only = parser.add_argument_group("only explain")

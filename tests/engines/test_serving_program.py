@@ -24,6 +24,7 @@ from forge.engines.serving.scheduler import Scheduler
 from forge.engines.serving.slot_engine import EngineFault
 from forge.programs.jax_server import main, serve_until_asked
 from tests.engines.counting_engine import CountingEngine
+from tests.engines.gemma4_files import text_config
 from tests.engines.serving_folder import make_serving_folder, small_tokenizer
 from tests.engines.serving_host import MODEL, wait_until
 
@@ -58,6 +59,8 @@ class Refusals(unittest.TestCase):
             (*model, "--steps", "0"),
             (*model, "--chunk", "0"),
             (*model, "--max-queue", "-1"),
+            (*model, "--tensor-parallel", "0"),
+            (*model, "--data-parallel", "x"),
             (*model, "--anything"),
         ):
             status, words = self.said(*arguments)
@@ -77,6 +80,18 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(status, 2)
                 self.assertTrue(words.startswith("jax_server: "), words)
                 self.assertEqual(words.count("\n"), 1)
+
+    def test_devices_that_are_not_here_and_heads_that_do_not_divide(self) -> None:
+        """Before a weight is read: the folder has none."""
+        folder = str(make_serving_folder(self.folder / "model", config=text_config()))
+        for more, words in (
+            (("--tensor-parallel", "2", "--data-parallel", "99"), "takes 198 devices; here are "),
+            (("--tensor-parallel", "3"), "do not divide among 3 devices"),
+        ):
+            status, said = self.said("--model", folder, *more)
+            self.assertEqual(status, 2)
+            self.assertIn(words, said)
+            self.assertEqual(said.count("\n"), 1)
 
     def test_help_says_how_it_ends(self) -> None:
         out = io.StringIO()

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from forge.engines.jax.mesh import DeviceGroup
 from forge.engines.jax.steps import EngineProgram
 
 # JAX records it around every compilation by the backend, or its retrieval from the disk cache.
@@ -41,10 +42,28 @@ def use_compile_cache(folder: Path) -> None:
         jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
+def lowered_program(program: EngineProgram, group: DeviceGroup | None = None) -> Any:
+    """The program as XLA's compiler is given it: for `group`, else for the default device."""
+    if group is None:
+        wrapped = jax.jit(program.function, donate_argnums=program.donated)
+        return wrapped.lower(*program.arguments)
+    with group.scope():
+        results = jax.eval_shape(program.function, *program.arguments)
+        wrapped = jax.jit(
+            program.function,
+            donate_argnums=program.donated,
+            in_shardings=group.shardings(program.arguments),
+            out_shardings=group.shardings(results),
+        )
+        return wrapped.lower(*program.arguments)
+
+
 def compiled_programs(
-    programs: Iterable[EngineProgram], report: Callable[[float, str], None]
+    programs: Iterable[EngineProgram],
+    report: Callable[[float, str], None],
+    group: DeviceGroup | None = None,
 ) -> dict[str, Callable[..., Any]]:
-    """Every program by its name, compiled for the default device.
+    """Every program by its name, compiled for `group`, or for the default device.
 
     What is called afterwards is the executable itself: with arguments of another shape or dtype it
     raises TypeError instead of compiling anew.
@@ -53,6 +72,5 @@ def compiled_programs(
     ready: dict[str, Callable[..., Any]] = {}
     for number, program in enumerate(listed):
         report(number / len(listed), f"compiling {program.name}")
-        wrapped = jax.jit(program.function, donate_argnums=program.donated)
-        ready[program.name] = wrapped.lower(*program.arguments).compile()
+        ready[program.name] = lowered_program(program, group).compile()
     return ready

@@ -5,7 +5,7 @@ Knows no text, no requests and no queue; what it computes is in the programs it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.weight_files import open_weights
 from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_shapes
 from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
+from forge.engines.jax.mesh import DeviceGroup
+from forge.engines.jax.model import Params
 from forge.engines.jax.params import place_params
 from forge.engines.jax.rows import RowMap
 from forge.engines.jax.sampling import SamplingMasks, SamplingRows
@@ -140,11 +142,13 @@ class _Told:
 
 
 class JaxEngine:
-    """A SlotEngine for a Hugging Face folder with a Gemma 4 of any size, on JAX's default device.
+    """A SlotEngine for a Hugging Face folder with a Gemma 4 of any size.
 
     context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
     and caches. chunk: most prompt tokens of one dispatch. steps: most tokens of one decode.
-    compile_cache: a folder that keeps compiled programs for the next start.
+    compile_cache: a folder that keeps compiled programs for the next start. group: the devices
+    that it runs on, JAX's default one where None. original: an engine of the same folder and dtype
+    that is loaded before this one, which then copies its weights and reads no file.
     Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
     not so many positions.
     """
@@ -159,8 +163,11 @@ class JaxEngine:
         chunk: int = 256,
         steps: int = 1,
         compile_cache: Path | None = None,
+        group: DeviceGroup | None = None,
+        original: JaxEngine | None = None,
     ) -> None:
         self._folder = folder
+        self._group, self._original = group, original
         self._config = read_config(folder)
         if context > self._config.positions:
             raise EngineFault(
@@ -191,9 +198,7 @@ class JaxEngine:
             report(_ENGINE_WEIGHTS_SHARE + share * (1 - _ENGINE_WEIGHTS_SHARE), what)
 
         try:
-            self._params = place_params(
-                open_weights(self._folder, self._config), self._dtype, placed
-            )
+            self._params = self._placed_params(placed)
             programs = engine_programs(
                 self._config,
                 slots=limits.slots,
@@ -202,9 +207,11 @@ class JaxEngine:
                 chunk=limits.chunk,
                 steps=limits.steps,
             )
-            self._programs = compiled_programs(programs, compiling)
+            self._programs = compiled_programs(programs, compiling, self._group)
             shapes = state_shapes(self._config, limits.slots, limits.context, self._dtype)
-            self._state: EngineState = empty_state(shapes)
+            self._state: EngineState = (
+                empty_state(shapes) if self._group is None else self._group.zeros(shapes)
+            )
         except ModelRefused as refusal:
             raise EngineFault(str(refusal)) from None
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
@@ -302,6 +309,14 @@ class JaxEngine:
             "compiles_after_start": self._counter.compilations,
             "kv_bytes": self._kv_bytes,
         }
+
+    def _placed_params(self, placed: Callable[[float], None]) -> Params:
+        if self._original is not None and self._group is not None:
+            copied: Params = self._group.placed(self._original._params)
+            placed(1.0)
+            return copied
+        weights = open_weights(self._folder, self._config)
+        return place_params(weights, self._dtype, placed, self._group)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         """Run a program on the state, which it replaces. Raises EngineFault; the state is lost."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from forge.engines.jax.linear import project
+from forge.engines.jax.mesh import summed_over_parts
 from forge.engines.jax.rules import gelu
 
 _EXPERT_ROWS_MOST = 64
@@ -31,11 +32,26 @@ def through_experts(
 
     x [tokens, hidden] f32, ids and shares [tokens, used]; gate_up [experts, 2 · width, hidden] with
     the gate's rows first, down [experts, hidden, width]. A token's sum is taken in its own order of
-    experts, whatever company it has.
+    experts, whatever company it has. Of several devices each reads its own experts alone.
     """
+    return summed_over_parts(_through_own_experts, (x, ids, shares), (gate_up, down))
+
+
+def _through_own_experts(
+    first: jax.Array | None,
+    x: jax.Array,
+    ids: jax.Array,
+    shares: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+) -> jax.Array:
+    """`through_experts` of those from number `first` on; None where all are here."""
     tokens, used = ids.shape
     pairs, experts = tokens * used, gate_up.shape[0]
     block = expert_block_rows(pairs, experts)
+    if first is not None:
+        own = (ids >= first) & (ids < first + experts)
+        ids = jnp.where(own, ids - first, experts)  # sorted last, counted nowhere, and so not taken
     flat = ids.reshape(pairs)
     order = jnp.argsort(flat, stable=True)
     taken = jnp.zeros(experts, jnp.int32).at[flat].add(1)

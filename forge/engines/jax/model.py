@@ -17,6 +17,7 @@ from forge.engines.jax.attention import KeyView, attend
 from forge.engines.jax.cache import Caches, cached_view, closed_ring, widened_view, written
 from forge.engines.jax.experts import through_experts
 from forge.engines.jax.linear import project
+from forge.engines.jax.mesh import kept_in_place, whole_everywhere
 from forge.engines.jax.rules import (
     blended_inputs,
     capped_logits,
@@ -217,13 +218,14 @@ def through_layers(
         if inputs is not None:
             x = own_input_added(weight, x, inputs[:, :, layer.index], eps)
         x = scaled_stream(x, weight("layer_scalar"))
-    return x, Caches(keys, values)
+    return x, kept_in_place(Caches(keys, values))
 
 
 def logits_of(params: Params, config: Gemma4Config, x: jax.Array) -> jax.Array:
     """Logits [..., vocabulary] f32 of the last layer's stream; the head is the embedding."""
     normed = rms_norm(x, params["norm.weight"], config.norm_eps)
-    return capped_logits(project(normed, params["embed_tokens.weight"]), config.softcap)
+    logits = whole_everywhere(project(normed, params["embed_tokens.weight"]))
+    return capped_logits(logits, config.softcap)
 
 
 def prompt_logits(

@@ -16,6 +16,7 @@ import numpy as np
 from forge.engines.gemma4.config import Gemma4Config
 from forge.engines.gemma4.tensor_names import model_tensors
 from forge.engines.jax.cache import stand_in
+from forge.engines.jax.mesh import DeviceGroup
 
 _PARAMS_ALIGNED = 64  # bytes; from such an address JAX on a CPU takes an array over without a copy
 
@@ -26,9 +27,14 @@ def param_shapes(config: Gemma4Config, dtype: jnp.dtype) -> dict[str, Any]:
 
 
 def place_params(
-    weights: Mapping[str, np.ndarray], dtype: jnp.dtype, placed: Callable[[float], None]
+    weights: Mapping[str, np.ndarray],
+    dtype: jnp.dtype,
+    placed: Callable[[float], None],
+    group: DeviceGroup | None = None,
 ) -> dict[str, jax.Array]:
-    """The tensors in `dtype` on the default device; `placed` hears the share of bytes done.
+    """The tensors in `dtype` on `group`, or on the default device.
+
+    `placed` hears the share of bytes done.
 
     A tensor is placed, and its pages of the file forgotten, before the next one is read. So memory
     rises to the weights themselves and, on a device of its own, one tensor on its way there: by
@@ -39,7 +45,11 @@ def place_params(
     done = 0
     params: dict[str, jax.Array] = {}
     for name, view in weights.items():
-        params[name] = jax.device_put(_params_converted(view, dtype))
+        converted: Any = _params_converted(view, dtype)
+        if group is None:
+            params[name] = jax.device_put(converted)
+        else:
+            params[name] = group.placed({name: converted})[name]
         params[name].block_until_ready()
         _params_pages_forgotten(view)
         done += view.nbytes
