@@ -70,7 +70,8 @@ def told_of(folder: Path, tensor: int, data: int, slots: int) -> dict[str, Any]:
         "weights": [_bytes_on_each(replica._params) for replica in replicas],
         "caches": [_bytes_on_each(replica._state.caches) for replica in replicas],
         "collectives": {
-            name: _collectives(program.as_text()) for name, program in replicas[0]._programs.items()
+            name: collectives_of(program.as_text())
+            for name, program in replicas[0]._programs.items()
         },
     }
 
@@ -86,7 +87,7 @@ def _bytes_on_each(tree: Any) -> dict[str, int]:
     return dict(held)
 
 
-def _collectives(text: str) -> list[tuple[str, list[int]]]:
+def collectives_of(text: str) -> list[tuple[str, list[int]]]:
     """Of each collective its kind and the shape of every result; one that is fused has several."""
     found = []
     for line in text.splitlines():

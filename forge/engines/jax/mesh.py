@@ -99,9 +99,15 @@ def kept_in_place(caches: MeshTree) -> MeshTree:
     return kept
 
 
-def whole_everywhere(x: jax.Array) -> jax.Array:
-    """x, gathered on every device: what follows is computed by each of them alike."""
-    return _mesh_lying(x, None) if _mesh_here() else x
+def gathered(x: jax.Array) -> jax.Array:
+    """x [..., n], each device's part of n beside the others', whole on every device.
+
+    Both are asked for. Of the whole alone, the partitioner gathers the weights that x is a product
+    of: 0.8 GB for E2B's head at every step (libtpu 0.0.42, v5e).
+    """
+    if not _mesh_here():
+        return x
+    return _mesh_lying(_mesh_lying(x, x.ndim - 1), None)
 
 
 def summed_over_parts(

@@ -17,7 +17,7 @@ from forge.engines.jax.attention import KeyView, attend
 from forge.engines.jax.cache import Caches, cached_view, closed_ring, widened_view, written
 from forge.engines.jax.experts import through_experts
 from forge.engines.jax.linear import project
-from forge.engines.jax.mesh import kept_in_place, whole_everywhere
+from forge.engines.jax.mesh import gathered, kept_in_place
 from forge.engines.jax.rules import (
     blended_inputs,
     capped_logits,
@@ -224,7 +224,7 @@ def through_layers(
 def logits_of(params: Params, config: Gemma4Config, x: jax.Array) -> jax.Array:
     """Logits [..., vocabulary] f32 of the last layer's stream; the head is the embedding."""
     normed = rms_norm(x, params["norm.weight"], config.norm_eps)
-    logits = whole_everywhere(project(normed, params["embed_tokens.weight"]))
+    logits = gathered(project(normed, params["embed_tokens.weight"]))
     return capped_logits(logits, config.softcap)
 
 
