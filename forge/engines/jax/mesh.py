@@ -146,5 +146,5 @@ def _mesh_lying(x: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _mesh_here() -> bool:
-    """Whether what is traced right now is traced for a group of devices."""
-    return not jax.sharding.get_abstract_mesh().empty
+    """Whether what is traced right now is traced for several devices."""
+    return bool(jax.sharding.get_abstract_mesh().size > 1)
