@@ -27,6 +27,7 @@ def check_devices(
     for (tensor, data), told in zip(ways, others, strict=True):
         with case.subTest(folder=folder.name, tensor=tensor, data=data):
             check_answers(case, told, one["alone"])
+            case.assertEqual(told["masked"], [7, 9])
             case.assertEqual(told["counters"]["compiles_after_start"], 0)
             check_places(case, config, told, one, tensor, data)
             for name, collectives in told["collectives"].items():

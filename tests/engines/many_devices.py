@@ -62,10 +62,15 @@ def told_of(folder: Path, tensor: int, data: int, slots: int) -> dict[str, Any]:
             together[slot] += more
     for slot in taken:
         engine.end(slot)
+    engine.begin(0, prompts[0], GREEDY)
+    masked = [engine.prefill(0, (1 << 7).to_bytes(64, "little"))]
+    masked += engine.decode([0], 2, {0: (1 << 9).to_bytes(64, "little")})[0]
+    engine.end(0)
     replicas: Any = [engine] if isinstance(engine, JaxEngine) else vars(engine)["_replicas"]
     return {
         "alone": [[(step.token, step.top) for step in told] for told in alone],
         "together": [[(step.token, step.top) for step in told] for told in together],
+        "masked": [step.token for step in masked if step is not None],
         "counters": dict(engine.counters()),
         "weights": [_bytes_on_each(replica._params) for replica in replicas],
         "caches": [_bytes_on_each(replica._state.caches) for replica in replicas],

@@ -23,6 +23,11 @@ def loaded(*replicas: CountingEngine) -> ReplicatedEngine:
     return engine
 
 
+def only(token: int) -> bytes:
+    """The mask that allows that token alone."""
+    return (1 << token).to_bytes(16, "little")
+
+
 def read(engine: ReplicatedEngine, slot: int, prompt: Sequence[int]) -> StepToken:
     engine.begin(slot, prompt, USUAL)
     while (first := engine.prefill(slot)) is None:
@@ -53,6 +58,20 @@ class SlotsTest(unittest.TestCase):
         for slot, prompt in prompts.items():
             self.assertEqual(told[slot], answer_alone(prompt, USUAL, 8, 100))
 
+    def test_a_mask_goes_to_its_own_slot_and_makes_one_token_of_each(self) -> None:
+        """Of the other replica too, whose decode has no mask."""
+        engine = loaded(CountingEngine(), CountingEngine())
+        for slot in (0, 1, 2):
+            engine.begin(slot, [slot], USUAL)
+        firsts = [engine.prefill(slot, mask) for slot, mask in enumerate((None, None, only(41)))]
+        self.assertEqual(firsts[2], StepToken(41))
+        self.assertEqual(firsts[0], answer_alone([0], USUAL, 1, 100)[0])
+        told = engine.decode([0, 1, 2], 4, {2: only(42)})
+        self.assertEqual({slot: len(tokens) for slot, tokens in told.items()}, {0: 1, 1: 1, 2: 1})
+        self.assertEqual(told[2], [StepToken(42)])
+        for slot in (0, 1):
+            self.assertEqual(told[slot], answer_alone([slot], USUAL, 2, 100)[1:])
+
     def test_an_ended_slot_is_free_in_its_replica_and_no_other_is(self) -> None:
         replicas = [CountingEngine(slots=2) for _ in range(2)]
         engine = loaded(*replicas)
@@ -82,9 +101,11 @@ class TogetherTest(unittest.TestCase):
         both = threading.Barrier(2, timeout=PATIENCE_S)
 
         class Meeting(CountingEngine):
-            def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+            def decode(
+                self, slots: Sequence[int], steps: int, masks: Mapping[int, bytes] | None = None
+            ) -> Mapping[int, Sequence[StepToken]]:
                 both.wait()
-                return super().decode(slots, steps)
+                return super().decode(slots, steps, masks)
 
         engine = loaded(Meeting(), Meeting())
         for slot in (0, 1):

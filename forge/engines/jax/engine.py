@@ -20,7 +20,7 @@ from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.weight_files import open_weights
 from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_shapes
 from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
-from forge.engines.jax.mesh import DeviceGroup
+from forge.engines.jax.mesh import DeviceGroup, placed_on
 from forge.engines.jax.model import Params
 from forge.engines.jax.params import place_params
 from forge.engines.jax.rows import RowMap
@@ -82,10 +82,10 @@ class _EngineMasks:
     are 512 KiB, which an answer without a mask should not carry there at every step.
     """
 
-    def __init__(self, vocabulary: int, sizes: Sequence[int]) -> None:
+    def __init__(self, vocabulary: int, sizes: Sequence[int], group: DeviceGroup | None) -> None:
         self._vocabulary = vocabulary
         self._none = {
-            size: SamplingMasks(*jax.device_put((self._words(size), self._unmasked(size))))
+            size: SamplingMasks(*placed_on(group, (self._words(size), self._unmasked(size))))
             for size in sizes
         }
 
@@ -217,7 +217,8 @@ class JaxEngine:
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
             raise EngineFault(_first_line(error)) from error
         self._kv_bytes = kv_bytes(shapes)
-        self._masks = _EngineMasks(limits.vocabulary, (1, *batch_sizes(limits.slots)))
+        sizes = (1, *batch_sizes(limits.slots))
+        self._masks = _EngineMasks(limits.vocabulary, sizes, self._group)
         self._counter = CompileCounter()
         report(1.0, "loaded")
 

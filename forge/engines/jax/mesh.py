@@ -81,6 +81,12 @@ class DeviceGroup:
         return axis
 
 
+def placed_on(group: DeviceGroup | None, tree: MeshTree) -> MeshTree:
+    """`tree` on the devices of `group`, or on JAX's default device."""
+    placed: MeshTree = jax.device_put(tree) if group is None else group.placed(tree)
+    return placed
+
+
 def kept_in_place(caches: MeshTree) -> MeshTree:
     """Caches that go on lying where they came from.
 

@@ -16,7 +16,7 @@ import numpy as np
 from forge.engines.gemma4.config import Gemma4Config
 from forge.engines.gemma4.tensor_names import model_tensors
 from forge.engines.jax.cache import stand_in
-from forge.engines.jax.mesh import DeviceGroup
+from forge.engines.jax.mesh import DeviceGroup, placed_on
 
 _PARAMS_ALIGNED = 64  # bytes; from such an address JAX on a CPU takes an array over without a copy
 
@@ -46,10 +46,7 @@ def place_params(
     params: dict[str, jax.Array] = {}
     for name, view in weights.items():
         converted: Any = _params_converted(view, dtype)
-        if group is None:
-            params[name] = jax.device_put(converted)
-        else:
-            params[name] = group.placed({name: converted})[name]
+        params |= placed_on(group, {name: converted})
         params[name].block_until_ready()
         _params_pages_forgotten(view)
         done += view.nbytes

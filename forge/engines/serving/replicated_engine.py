@@ -17,6 +17,7 @@ from forge.engines.serving.slot_engine import (
     Sampling,
     SlotEngine,
     StepToken,
+    TokenMask,
 )
 
 ReplicaResult = TypeVar("ReplicaResult")
@@ -63,17 +64,26 @@ class ReplicatedEngine:
         replica, its_slot = self._place(slot)
         self._asked(replica, self._replicas[replica].begin, its_slot, prompt, sampling)
 
-    def prefill(self, slot: int) -> StepToken | None:
+    def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         replica, its_slot = self._place(slot)
-        return self._asked(replica, self._replicas[replica].prefill, its_slot)
+        return self._asked(replica, self._replicas[replica].prefill, its_slot, mask)
 
-    def decode(self, slots: Sequence[int], steps: int) -> Mapping[int, Sequence[StepToken]]:
+    def decode(
+        self, slots: Sequence[int], steps: int, masks: Mapping[int, TokenMask] | None = None
+    ) -> Mapping[int, Sequence[StepToken]]:
+        masks = masks or {}
+        steps = 1 if masks else steps
         parts: dict[int, list[int]] = {}
+        parts_masks: dict[int, dict[int, TokenMask]] = {}
         for slot in slots:
             replica, its_slot = self._place(slot)
             parts.setdefault(replica, []).append(its_slot)
+            if slot in masks:
+                parts_masks.setdefault(replica, {})[its_slot] = masks[slot]
         under_way = [
-            self._threads[replica].submit(self._replicas[replica].decode, its_slots, steps)
+            self._threads[replica].submit(
+                self._replicas[replica].decode, its_slots, steps, parts_masks.get(replica)
+            )
             for replica, its_slots in parts.items()
         ]
         return {
