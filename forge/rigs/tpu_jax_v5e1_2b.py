@@ -34,7 +34,7 @@ RIG = Rig(
         "destroy_queued_resource."
     ),
     settings=JaxTpuSettings,
-    plane_words={"cold_boot": "A cold boot fetches 7 GB and compiles each shape"},
+    plane_words={"cold_boot": "A cold boot fetches 8.3 GB and compiles each shape"},
     make_plane=RentedJaxTpu,
     make_runtime=jax_tpu_runtime,
     toolsets=JAX_TPU_TOOLSETS,

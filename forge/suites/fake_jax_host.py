@@ -101,7 +101,7 @@ class FakeJaxProgram(FakeMachineProgram):
 
     def run_engine(self, argv: list[str]) -> int:
         if self.fault("real_engine"):
-            os.environ["JAX_PLATFORMS"] = "cpu"
+            os.environ.update(JAX_PLATFORMS="cpu", PYTHONPATH=self.fault("real_engine"))
             os.execv(sys.executable, [sys.executable, *argv])
         os.execv(sys.executable, [sys.executable, self.engine, *argv[1:]])
         return 1
@@ -110,7 +110,7 @@ class FakeJaxProgram(FakeMachineProgram):
 class FakeJaxHost(FakeHost):
     """Such a machine. `script` takes these faults beside: `pip`, `packages`, `hub` (the words of
     what fails), `chip` (facts that differ), `checkpoint` (a folder that the Hub gives),
-    `real_engine` (the engine's own file runs)."""
+    `real_engine` (the engine's own file runs, on this PYTHONPATH)."""
 
     jax: FakeJax
 
