@@ -86,6 +86,39 @@ class JaxTpuStorySuite(JaxTpuCase):
         self.assertAlmostEqual(seen["share_of_peak"], 0.768)
         self.assertIn("before the engine took the chip", seen["summary"])
 
+    async def test_what_the_chip_cannot_hold_is_refused_with_the_sum(self) -> None:
+        """16 conversations of 131,072 tokens: with an int8 cache they fit. 9: if the weights stay
+        packed."""
+        longest = {"MAX_MODEL_LEN": "131072", "RIG_TOOLSETS": "all"}
+        for values, fits in (
+            ({"SLOTS": "16"}, False),
+            ({"SLOTS": "16", "KV_CACHE_DTYPE": "int8"}, True),
+            ({"SLOTS": "9"}, True),
+            ({"SLOTS": "9", "UNPACK": "load"}, False),
+        ):
+            with mock.patch.dict("os.environ", {**longest, **values}):
+                async with self.in_process() as client:
+                    asked = {"concurrency": int(values["SLOTS"])}
+                    plan = await self.answer(client, "plan_deployment", **asked)
+                    self.assertEqual(plan["fits"], fits, (values, plan["reasons"]))
+                    if not fits:
+                        given = {"zone": self.zone}
+                        tool = "create_tpu_queued_resource"
+                        text = await self.refusal(client, tool, "CAPACITY", **given)
+                        self.assertIn("GB", text)
+        self.assertEqual((self.rented(), self.orders()), ({}, []))
+
+    async def test_what_would_run_is_shown_before_it_does(self) -> None:
+        with mock.patch.dict("os.environ", RIG_TOOLSETS="all"):
+            async with self.in_process() as client:
+                told = await self.answer(client, "get_jax_deployment_config", zone=WEST, hours=1)
+        self.assertEqual(told["image"], "")
+        self.assertIn(self._engine_hash()[:12], told["image_note"])
+        self.assertEqual(told["container_argv"][0], "jax_server.py")
+        metadata = [word for word in told["create_argv"] if "gemma4-engine=" in word]
+        self.assertEqual(len(metadata), 1, told["create_argv"])
+        self.assertEqual(self.orders(), [])
+
     async def test_the_server_is_stopped_and_comes_back(self) -> None:
         """Meanwhile the chip is free, and it is measured anew."""
         async with self.in_process() as client:
