@@ -32,9 +32,18 @@ def google_files(rig: Rig, settings_file: Path) -> dict[str, str]:
         return {}
     values = {key: value or "" for key, value in dotenv_values(settings_file).items()}
     words = first_hour_words(rig, values)
-    text = (_FORGE / "first_hour_google.md").read_text(encoding="utf-8")
+    text = (_FORGE / _first_hour(rig)).read_text(encoding="utf-8")
     script = (_FORGE / "programs" / "init.sh").read_text(encoding="utf-8")
     return {"first_hour.md": text.format_map(words), "init.sh": script}
+
+
+def _first_hour(rig: Rig) -> str:
+    """The file that the script of the first hour is made from: by what serves on the machine."""
+    return "first_hour_jax.md" if _runtime(rig) == "jax" else "first_hour_google.md"
+
+
+def _runtime(rig: Rig) -> str:
+    return parse_rig_name(rig.name).runtime
 
 
 def first_hour_words(rig: Rig, values: dict[str, str]) -> dict[str, str]:
@@ -61,7 +70,7 @@ def first_hour_words(rig: Rig, values: dict[str, str]) -> dict[str, str]:
         "limit_usd": str(_LIMIT_USD),
         "find": f"find_{plane['hardware']}",
         "list": f"list_{plane['rental']}s",
-        "config": "get_vllm_deployment_config",
+        "config": f"get_{_runtime(rig)}_deployment_config",
         "boot_log": f"$CALL get_{plane['console']}",
         **(_compute_words(zone) if compute else _tpu_words(zone)),
     }

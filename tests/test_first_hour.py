@@ -1,4 +1,4 @@
-"""The script of the first hour on Google's machines: whole for every rig, and within its money."""
+"""The scripts of the first hour on Google's machines: whole for every rig, and within its money."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forge.naming import TOOLS
 
-TEXT = (Path(__file__).resolve().parents[1] / "forge" / "first_hour_google.md").read_text()
+FORGE = Path(__file__).resolve().parents[1] / "forge"
 # What differs between the rigs; the values are those of a rig on Compute Engine.
 VALUES = {
     "rig": "tpu-vllm-v6e1-2b",
@@ -37,12 +37,17 @@ VALUES = {
 
 
 class FirstHourTest(unittest.TestCase):
+    source = "first_hour_google.md"
+
     def setUp(self) -> None:
-        self.text = TEXT.format_map(VALUES)
+        self.template = (FORGE / self.source).read_text()
+        self.text = self.template.format_map(VALUES)
         self.blocks = re.findall(r"```sh\n(.*?)```", self.text, re.S)
 
     def test_the_words_that_differ_are_just_these(self) -> None:
-        named = {name for _, name, _, _ in string.Formatter().parse(TEXT) if name is not None}
+        named = {
+            name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None
+        }
         self.assertEqual(named, set(VALUES))
 
     def test_every_block_is_a_shell_script(self) -> None:
@@ -77,6 +82,12 @@ class FirstHourTest(unittest.TestCase):
         self.assertLessEqual(set(table), steps)
         for step in set(table):
             self.assertIn(f'"$RUN/{step:02d}-', self.text)
+
+
+class JaxFirstHourTest(FirstHourTest):
+    """The same of the rig with the JAX engine."""
+
+    source = "first_hour_jax.md"
 
 
 if __name__ == "__main__":

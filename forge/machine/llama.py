@@ -10,21 +10,11 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from forge.machine.console import (
-    MINUTE_S,
-    Failure,
-    Progress,
-    clean,
-    healthy,
-    in_background,
-    run,
-    stored,
-)
+from forge.machine.console import MINUTE_S, Failure, Progress, clean, run, stored
 from forge.machine.llama_build import (
     BUILD_FLAG,
     BUILD_FORMS,
@@ -35,7 +25,7 @@ from forge.machine.llama_build import (
 )
 from forge.machine.llama_weights import MODEL, WEIGHT_FORMS, get_weights
 from forge.machine.machine import Cloud
-from forge.machine.watch import UNITS, note_start
+from forge.machine.systemd import Unit
 
 UNIT = "gemma4-llama.service"
 UNIT_FORM = """[Unit]
@@ -57,7 +47,6 @@ REFUSED = r"--(host|port|model|api-key|path|tools|rpc|slot-save-path|log-file)\b
 NO_GPU = re.compile(r"no usable GPU found|failed to initialize CUDA")
 RESIDENT = re.compile(r"(CUDA\d+ model buffer size = +[\d.]+ MiB|offloaded \d+/\d+ layers to GPU)")
 LOAD_MINUTES = 20  # from its start to its first answer; one that takes longer has failed
-SHOWN = "ActiveState SubState Result NRestarts ExecMainStatus ExecMainStartTimestamp".split()
 
 
 class LlamaServing:
@@ -69,7 +58,7 @@ class LlamaServing:
     ready_minutes = 120  # a cold boot builds first, for 90 minutes at most
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud, self.since = cloud, 0.0
+        self.cloud, self.unit = cloud, Unit(UNIT, LLAMA_NAME)
 
     def rules(self, document: dict[str, Any]) -> Mapping[str, object]:
         words, build, arch = document["serve"], document["build"], document["gpu_arch"]
@@ -104,82 +93,33 @@ class LlamaServing:
         """The service as the document has it, running. A changed one begins anew."""
         own = ("--model", MODEL, "--host", "127.0.0.1", "--port", urlsplit(document["health"]).port)
         command = " ".join(map(str, (program, *own, *document["serve"][1:])))
-        path, text = UNITS / UNIT, UNIT_FORM.format(command=command)
-        changed = not path.exists() or path.read_text() != text
-        if changed:
-            path.write_text(text)
-            run("systemctl", "daemon-reload")
+        changed = self.unit.install(UNIT_FORM.format(command=command))
         run("systemctl", "enable", UNIT)
-        self.since = time.time()  # what an earlier start has said is not of this one
-        change("restart" if changed else "start")
+        self.unit.since = time.time()
+        self.unit.change("restart" if changed else "start")
 
     def follow(self, document: dict[str, Any], progress: Progress) -> None:
-        """Until it answers. A start anew is a failure: what does not load once never will."""
-        began, first = time.monotonic(), service()
+        """Until it answers. A start anew is a failure."""
+        began, first = time.monotonic(), self.unit.told()
         while time.monotonic() - began < LOAD_MINUTES * MINUTE_S:
-            if healthy(document):
-                log = "\n".join(log_lines(2000, self.since))
+            if self.unit.answers(document, first):
+                log = "\n".join(self.unit.lines(2000, self.unit.since))
                 if NO_GPU.search(log):
                     raise Failure(f"{LLAMA_NAME} found no GPU and computes on the processor")
-                progress.tell("done", ", ".join(RESIDENT.findall(log)[-2:]))
-                progress.phase = "ready"
-                progress.tell("done", f"it answers after {int(time.monotonic() - began)} s")
-                return
-            now = service()
-            # systemd waits before it starts it again, and knows until then why it ended.
-            again = now["SubState"] == "auto-restart" or now["NRestarts"] != first["NRestarts"]
-            if again or now["ActiveState"] in ("failed", "inactive"):
-                why = "systemd starts it again" if again else f"status {now['ExecMainStatus']}"
-                why += ", OOMKilled" if now["Result"] == "oom-kill" else ""
-                lines = [line for line in log_lines(2000, self.since) if line.strip()]
-                bad = [line for line in lines if re.search(r" E |rror|abort|failed", line)]
-                words = " | ".join(clean(line, 140) for line in bad[:3] or lines[-3:])
-                raise Failure(f"{LLAMA_NAME} ended ({why}): {words or 'it wrote nothing'}")
-            time.sleep(MINUTE_S / 30)
+                return self.unit.ready(progress, began, ", ".join(RESIDENT.findall(log)[-2:]))
         raise Failure(f"{LLAMA_NAME} does not answer after {LOAD_MINUTES} minutes")
 
     def act(self, word: str, document: dict[str, Any], given: Mapping[str, int]) -> str:
         """The log's end, how far the build is, or the service started, stopped, restarted or
         removed; what is so already is left so."""
         if word == "logs":
-            return "\n".join(log_lines(given["lines"]))
+            return "\n".join(self.unit.lines(given["lines"]))
         if word == "build":
             return build_told(given["lines"], given["limit"])
-        there = (UNITS / UNIT).exists()
-        running = there and service()["ActiveState"] in ("active", "activating")
-        if word == "rm":
-            if there:
-                run("systemctl", "disable", "--now", UNIT)
-                (UNITS / UNIT).unlink()
-                run("systemctl", "daemon-reload")
-            return f"{LLAMA_NAME} was removed" if there else f"{LLAMA_NAME} is not there"
-        if word == "stop":
-            if running:
-                run("systemctl", "stop", UNIT)
-            return f"{LLAMA_NAME} was stopped" if running else f"{LLAMA_NAME} does not run"
-        if word == "start" and running:
-            return f"{LLAMA_NAME} runs already"
-        if there:
-            change(word)
-        note_start()
-        in_background()  # a boot, which makes the service or only follows it
-        done = f"{LLAMA_NAME} was {word}ed"
-        return done if there else f"{LLAMA_NAME} is being made: see the boot log"
+        return self.unit.act(word)
 
     def status(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        if not (UNITS / UNIT).exists():
-            return None
-        now = service()
-        running = now["ActiveState"] == "active"
-        waits = now["SubState"] == "auto-restart"
-        return {
-            "state": "running" if running else "restarting" if waits else "exited",
-            "exit_code": int(now["ExecMainStatus"] or 0),
-            "out_of_memory": now["Result"] == "oom-kill",
-            "restarts": int(now["NRestarts"] or 0),
-            "started_at": now["ExecMainStartTimestamp"],
-            "image": str(stored(BUILD_STATE, {}).get("version", "")),
-        }
+        return self.unit.status(str(stored(BUILD_STATE, {}).get("version", "")))
 
 
 def build_told(lines: int, limit: int) -> str:
@@ -192,23 +132,3 @@ def build_told(lines: int, limit: int) -> str:
     while len(json.dumps(told)) >= limit and told["log"]:
         del told["log"][0]
     return json.dumps(told)
-
-
-def change(word: str) -> None:
-    with suppress(Failure):  # after too many failures systemd would refuse it
-        run("systemctl", "reset-failed", UNIT)
-    run("systemctl", word, UNIT)
-
-
-def service() -> dict[str, str]:
-    """What systemd says of the service, by its own names."""
-    text = run("systemctl", "show", UNIT, f"--property={','.join(SHOWN)}")
-    told = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {key: told.get(key, "") for key in SHOWN}
-
-
-def log_lines(count: int, since: float = 0) -> list[str]:
-    """The last lines that it wrote, both streams; since that moment, in Unix seconds."""
-    argv = ["--unit", UNIT, "--lines", str(count), "--output", "cat", "--no-pager"]
-    argv += ["--since", f"@{since:.3f}"] if since else []
-    return [line for line in run("journalctl", *argv).splitlines() if line != "-- No entries --"]

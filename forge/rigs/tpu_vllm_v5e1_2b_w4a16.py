@@ -11,9 +11,9 @@ from pathlib import Path
 
 from forge.parts.assembly.cloud_tpu_rig import CloudTpuVllmSettings, RentedCloudTpu
 from forge.parts.assembly.command_line import run_rig
+from forge.parts.assembly.rented_google import GOOGLE_REQUIREMENTS
 from forge.parts.assembly.rented_machine import RENTED_COMMANDS, RENTED_OFF_BY_DEFAULT
 from forge.parts.assembly.rented_vllm import (
-    GOOGLE_REQUIREMENTS,
     RENTED_PROGRAMS,
     RENTED_TPU_WORDS,
     RENTED_VLLM_TOOLSETS,

@@ -208,6 +208,8 @@ class FakeHosts:
     `orders` are the faults that new machines are born with, and `docker=False` for one without it.
     """
 
+    kind: type[FakeHost] = FakeHost
+
     def __init__(
         self, cloud: FakeGoogle, folder: Path, *, minute_s: float = 3.0, automatic: bool = True
     ) -> None:
@@ -261,7 +263,7 @@ class FakeHosts:
         with self._making:
             if alias not in self.hosts:
                 folder = self.folder / "machines" / alias
-                self.hosts[alias] = FakeHost(self, alias, name, folder)
+                self.hosts[alias] = self.kind(self, alias, name, folder)
             return self.hosts[alias]
 
     def _watched(self) -> None:

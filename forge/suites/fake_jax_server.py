@@ -47,7 +47,7 @@ engine_generation_tokens_total 32.0
 
 class JaxHandler(Handler):
     def allowed(self):
-        if self.headers.get("Authorization") == "Bearer " + KEY:
+        if not KEY or self.headers.get("Authorization") == "Bearer " + KEY:
             return True
         self.reply(401, {"error": {"message": "a key is needed", "type": "AuthenticationError"}})
         return False
@@ -87,7 +87,8 @@ def main():
     options = dict(zip(arguments[::2], arguments[1::2]))
     MODEL, CONTEXT = options["--served-model-name"], int(options["--max-model-len"])
     note("starts.jsonl", {"argv": arguments, "pid": os.getpid(), "environment": dict(os.environ)})
-    KEY = pathlib.Path(options["--api-key-file"]).read_text().strip()
+    key = options.get("--api-key-file")
+    KEY = pathlib.Path(key).read_text().strip() if key else ""
     script = control()
     if script.get("ignores_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -148,8 +149,10 @@ class FakeJax(FakeEngine):
     """
 
     def headers(self) -> dict[str, str]:
-        """What a request needs: the key in the file that the last start was given."""
+        """What a request needs: the key in the file that the last start was given, if it was."""
         argv = self.starts()[-1]["argv"]
+        if "--api-key-file" not in argv:
+            return {}
         with open(argv[argv.index("--api-key-file") + 1], encoding="ascii") as file:
             return {"Authorization": f"Bearer {file.read().strip()}"}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from forge.parts.assembly.rented_vllm import RentedVllmPlane, RentedVllmSettings
+from forge.parts.assembly.rented_google import RentedGooglePlane
+from forge.parts.assembly.rented_vllm import RentedVllmSettings
 from forge.parts.boundaries.gcloud import Gcloud
 from forge.parts.ground.errors import RigError
 from forge.parts.ground.journal import Journal
@@ -29,7 +30,7 @@ class ComputeEngineVllmSettings(ComputeEngineSettings, RentedVllmSettings):
     """Every key that the tpu.env of such a rig may hold."""
 
 
-class RentedComputeEngine(ComputeEngine, RentedVllmPlane):
+class RentedComputeEngine(ComputeEngine, RentedGooglePlane):
     """Compute Engine, and vLLM on the machine that is rented there."""
 
     vocabulary: Mapping[str, str] = {
@@ -41,7 +42,7 @@ class RentedComputeEngine(ComputeEngine, RentedVllmPlane):
     def __init__(
         self, paths: RigPaths, label: str, journal: Journal, load: Callable[[], RigSettings]
     ) -> None:
-        RentedVllmPlane.__init__(self, paths, label, journal, load)
+        RentedGooglePlane.__init__(self, paths, label, journal, load)
         values = cast(Callable[[], ComputeEngineVllmSettings], load)
         ComputeEngine.__init__(self, values, lambda: boot_files(paths.state, self._program))
 

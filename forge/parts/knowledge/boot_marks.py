@@ -18,8 +18,8 @@ BootPhaseState = Literal["waiting", "skipped", "running", "done", "failed"]
 
 # All that any rig's boot may have, in their order; a boot has those of its runtime.
 BOOT_PHASES = (
-    *("driver", "docker", "image", "build", "token"),
-    *("weights", "compile", "load", "ready"),
+    *("driver", "docker", "image", "build", "environment", "token"),
+    *("weights", "device", "compile", "load", "ready"),
 )
 _IDLE = "idle"  # not a phase of the boot: the machine ends itself
 _BOOT_MARKS_LIMIT = 2_000  # the newest ones; a boot has about twenty

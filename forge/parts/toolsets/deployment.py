@@ -136,7 +136,8 @@ class DeploymentToolset(Toolset):
         maker = getattr(self.context.plane, "create_command", None)
         if maker is not None:
             create = list(maker(zone, "", hours))
-        argv = [str(word) for word in document.get("container", document.get("serve", ()))]
+        started = document.get("container", document.get("serve", runtime.serve_argv()))
+        argv = [str(word) for word in started]
         return LaunchOutcome(
             summary=f"Would run: {shlex.join(argv)[:2000]}. Nothing was created.",
             next_step=f"find_{self.context.vocabulary['hardware']}()",
