@@ -14,15 +14,16 @@ package, no shell. Exit status: 0, 1 a step failed, 2 wrong usage.
 """
 
 # Contents, by line:
-#    50 machine / console: What a machine's program is made of: marks on the console, its files, …
-#   211 machine / llama_build: Makes llama-server for the machine's own GPU from the pinned …
-#   450 machine / llama_weights: Fetches one GGUF file from the model hub: of one commit, resumed, …
-#   584 machine / machine: A machine as its program sees it: the cloud that rented it out, the …
-#   698 machine / ec2: A machine of EC2 with an NVIDIA GPU: its order, its secret and its bucket, …
-#   821 machine / watch: Ends a machine that nobody uses or whose time is over; the services that …
-#   937 machine / acts: The command line of a machine's program: the boot, the watch, and the acts …
-#  1045 machine / llama: llama-server under systemd: it is built on the machine, gets its weights, …
-#  1228 programs / ec2_llama_boot: Boots an EC2 machine that builds llama-server for its GPU and …
+#    51 machine / console: What a machine's program is made of: marks on the console, its files, …
+#   212 machine / llama_build: Makes llama-server for the machine's own GPU from the pinned …
+#   451 machine / llama_weights: Fetches one GGUF file from the model hub: of one commit, resumed, …
+#   585 machine / machine: A machine as its program sees it: the cloud that rented it out, the …
+#   699 machine / ec2: A machine of EC2 with an NVIDIA GPU: its order, its secret and its bucket, …
+#   822 machine / watch: Ends a machine that nobody uses or whose time is over; the services that …
+#   938 machine / acts: The command line of a machine's program: the boot, the watch, and the acts …
+#  1046 machine / systemd: One service of systemd's on a machine: its unit file, its state, its …
+#  1162 machine / llama: llama-server under systemd: it is built on the machine, gets its weights, …
+#  1275 programs / ec2_llama_boot: Boots an EC2 machine that builds llama-server for its GPU and …
 
 from __future__ import annotations
 
@@ -1042,6 +1043,122 @@ def status(machine: Machine, document: Document | None, limit: int) -> str:
     return json.dumps(told)
 
 
+# ── machine / systemd ─────────────────────────────────────────────────────────────────────────────
+# One service of systemd's on a machine: its unit file, its state, its part of the journal.
+#
+# Knows no cloud and not what the service serves.
+
+UNIT_KEYS = "ActiveState SubState Result NRestarts ExecMainStatus ExecMainStartTimestamp".split()
+UNIT_COMPLAINT = re.compile(r" E |rror|abort|failed")  # a line that is shown before others
+
+
+class Unit:
+    """The service of that name, which people call `program`. Every verb may raise Failure."""
+
+    def __init__(self, name: str, program: str) -> None:
+        self.name, self.program = name, program
+        self.path = UNITS / name
+        self.since = 0.0  # when this program started it; what was said before is not of that start
+
+    def install(self, text: str) -> bool:
+        """The unit file as `text`; whether that is another one than before."""
+        if self.path.exists() and self.path.read_text() == text:
+            return False
+        self.path.write_text(text)
+        run("systemctl", "daemon-reload")
+        return True
+
+    def change(self, word: str) -> None:
+        """start, stop or restart."""
+        with suppress(Failure):  # after too many failures systemd would refuse it
+            run("systemctl", "reset-failed", self.name)
+        run("systemctl", word, self.name)
+
+    def told(self) -> dict[str, str]:
+        """What systemd says of it, by its own names."""
+        text = run("systemctl", "show", self.name, f"--property={','.join(UNIT_KEYS)}")
+        told = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        return {key: told.get(key, "") for key in UNIT_KEYS}
+
+    def runs(self) -> bool:
+        return self.path.exists() and self.told()["ActiveState"] in ("active", "activating")
+
+    def lines(self, count: int, since: float = 0) -> list[str]:
+        """The last lines that it wrote, both streams; since that moment, in Unix seconds."""
+        argv = ["--unit", self.name, "--lines", str(count), "--output", "cat", "--no-pager"]
+        argv += ["--since", f"@{since:.3f}"] if since else []
+        lines = run("journalctl", *argv).splitlines()
+        return [line for line in lines if line != "-- No entries --"]
+
+    def refuse_ended(self, first: Mapping[str, str]) -> None:
+        """Raises Failure, with what it said, where it does not run any more or runs anew since it
+        was as in `first`. What does not load once never will."""
+        now = self.told()
+        # systemd waits before it starts it again, and knows until then why it ended.
+        again = now["SubState"] == "auto-restart" or now["NRestarts"] != first["NRestarts"]
+        if again or now["ActiveState"] in ("failed", "inactive"):
+            why = "systemd starts it again" if again else f"status {now['ExecMainStatus']}"
+            why += ", OOMKilled" if now["Result"] == "oom-kill" else ""
+            lines = [line for line in self.lines(2000, self.since) if line.strip()]
+            bad = [line for line in lines if UNIT_COMPLAINT.search(line)]
+            words = " | ".join(clean(line, 140) for line in bad[:3] or lines[-3:])
+            raise Failure(f"{self.program} ended ({why}): {words or 'it wrote nothing'}")
+
+    def ready(self, progress: Progress, began: float, loaded: str = "") -> None:
+        """Marks that it is loaded, and that it answers since `began` (monotonic seconds)."""
+        progress.tell("done", loaded)
+        progress.phase = "ready"
+        progress.tell("done", f"it answers after {int(time.monotonic() - began)} s")
+
+    def answers(self, document: dict[str, Any], first: Mapping[str, str]) -> bool:
+        """Whether it is healthy by now, after a look at whether it still runs. Waits a moment
+        where it is not."""
+        if healthy(document):
+            return True
+        self.refuse_ended(first)
+        time.sleep(MINUTE_S / 30)
+        return False
+
+    def act(self, word: str) -> str:
+        """It is started, stopped, restarted or removed; what is so already is left so."""
+        there = self.path.exists()
+        running = self.runs()
+        if word == "rm":
+            if there:
+                run("systemctl", "disable", "--now", self.name)
+                self.path.unlink()
+                run("systemctl", "daemon-reload")
+            return f"{self.program} was removed" if there else f"{self.program} is not there"
+        if word == "stop":
+            if running:
+                run("systemctl", "stop", self.name)
+            return f"{self.program} was stopped" if running else f"{self.program} does not run"
+        if word == "start" and running:
+            return f"{self.program} runs already"
+        if there:
+            self.change(word)
+        note_start()
+        in_background()  # a boot, which makes the service or only follows it
+        done = f"{self.program} was {word}ed"
+        return done if there else f"{self.program} is being made: see the boot log"
+
+    def status(self, image: str) -> dict[str, Any] | None:
+        """Serving.status; `image` is what it was made of. None where there is no unit."""
+        if not self.path.exists():
+            return None
+        now = self.told()
+        running = now["ActiveState"] == "active"
+        waits = now["SubState"] == "auto-restart"
+        return {
+            "state": "running" if running else "restarting" if waits else "exited",
+            "exit_code": int(now["ExecMainStatus"] or 0),
+            "out_of_memory": now["Result"] == "oom-kill",
+            "restarts": int(now["NRestarts"] or 0),
+            "started_at": now["ExecMainStartTimestamp"],
+            "image": image,
+        }
+
+
 # ── machine / llama ───────────────────────────────────────────────────────────────────────────────
 # llama-server under systemd: it is built on the machine, gets its weights, and is kept going.
 #
@@ -1068,7 +1185,6 @@ REFUSED = r"--(host|port|model|api-key|path|tools|rpc|slot-save-path|log-file)\b
 NO_GPU = re.compile(r"no usable GPU found|failed to initialize CUDA")
 RESIDENT = re.compile(r"(CUDA\d+ model buffer size = +[\d.]+ MiB|offloaded \d+/\d+ layers to GPU)")
 LOAD_MINUTES = 20  # from its start to its first answer; one that takes longer has failed
-SHOWN = "ActiveState SubState Result NRestarts ExecMainStatus ExecMainStartTimestamp".split()
 
 
 class LlamaServing:
@@ -1080,7 +1196,7 @@ class LlamaServing:
     ready_minutes = 120  # a cold boot builds first, for 90 minutes at most
 
     def __init__(self, cloud: Cloud) -> None:
-        self.cloud, self.since = cloud, 0.0
+        self.cloud, self.unit = cloud, Unit(UNIT, LLAMA_NAME)
 
     def rules(self, document: dict[str, Any]) -> Mapping[str, object]:
         words, build, arch = document["serve"], document["build"], document["gpu_arch"]
@@ -1115,82 +1231,33 @@ class LlamaServing:
         """The service as the document has it, running. A changed one begins anew."""
         own = ("--model", MODEL, "--host", "127.0.0.1", "--port", urlsplit(document["health"]).port)
         command = " ".join(map(str, (program, *own, *document["serve"][1:])))
-        path, text = UNITS / UNIT, UNIT_FORM.format(command=command)
-        changed = not path.exists() or path.read_text() != text
-        if changed:
-            path.write_text(text)
-            run("systemctl", "daemon-reload")
+        changed = self.unit.install(UNIT_FORM.format(command=command))
         run("systemctl", "enable", UNIT)
-        self.since = time.time()  # what an earlier start has said is not of this one
-        change("restart" if changed else "start")
+        self.unit.since = time.time()
+        self.unit.change("restart" if changed else "start")
 
     def follow(self, document: dict[str, Any], progress: Progress) -> None:
-        """Until it answers. A start anew is a failure: what does not load once never will."""
-        began, first = time.monotonic(), service()
+        """Until it answers. A start anew is a failure."""
+        began, first = time.monotonic(), self.unit.told()
         while time.monotonic() - began < LOAD_MINUTES * MINUTE_S:
-            if healthy(document):
-                log = "\n".join(log_lines(2000, self.since))
+            if self.unit.answers(document, first):
+                log = "\n".join(self.unit.lines(2000, self.unit.since))
                 if NO_GPU.search(log):
                     raise Failure(f"{LLAMA_NAME} found no GPU and computes on the processor")
-                progress.tell("done", ", ".join(RESIDENT.findall(log)[-2:]))
-                progress.phase = "ready"
-                progress.tell("done", f"it answers after {int(time.monotonic() - began)} s")
-                return
-            now = service()
-            # systemd waits before it starts it again, and knows until then why it ended.
-            again = now["SubState"] == "auto-restart" or now["NRestarts"] != first["NRestarts"]
-            if again or now["ActiveState"] in ("failed", "inactive"):
-                why = "systemd starts it again" if again else f"status {now['ExecMainStatus']}"
-                why += ", OOMKilled" if now["Result"] == "oom-kill" else ""
-                lines = [line for line in log_lines(2000, self.since) if line.strip()]
-                bad = [line for line in lines if re.search(r" E |rror|abort|failed", line)]
-                words = " | ".join(clean(line, 140) for line in bad[:3] or lines[-3:])
-                raise Failure(f"{LLAMA_NAME} ended ({why}): {words or 'it wrote nothing'}")
-            time.sleep(MINUTE_S / 30)
+                return self.unit.ready(progress, began, ", ".join(RESIDENT.findall(log)[-2:]))
         raise Failure(f"{LLAMA_NAME} does not answer after {LOAD_MINUTES} minutes")
 
     def act(self, word: str, document: dict[str, Any], given: Mapping[str, int]) -> str:
         """The log's end, how far the build is, or the service started, stopped, restarted or
         removed; what is so already is left so."""
         if word == "logs":
-            return "\n".join(log_lines(given["lines"]))
+            return "\n".join(self.unit.lines(given["lines"]))
         if word == "build":
             return build_told(given["lines"], given["limit"])
-        there = (UNITS / UNIT).exists()
-        running = there and service()["ActiveState"] in ("active", "activating")
-        if word == "rm":
-            if there:
-                run("systemctl", "disable", "--now", UNIT)
-                (UNITS / UNIT).unlink()
-                run("systemctl", "daemon-reload")
-            return f"{LLAMA_NAME} was removed" if there else f"{LLAMA_NAME} is not there"
-        if word == "stop":
-            if running:
-                run("systemctl", "stop", UNIT)
-            return f"{LLAMA_NAME} was stopped" if running else f"{LLAMA_NAME} does not run"
-        if word == "start" and running:
-            return f"{LLAMA_NAME} runs already"
-        if there:
-            change(word)
-        note_start()
-        in_background()  # a boot, which makes the service or only follows it
-        done = f"{LLAMA_NAME} was {word}ed"
-        return done if there else f"{LLAMA_NAME} is being made: see the boot log"
+        return self.unit.act(word)
 
     def status(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        if not (UNITS / UNIT).exists():
-            return None
-        now = service()
-        running = now["ActiveState"] == "active"
-        waits = now["SubState"] == "auto-restart"
-        return {
-            "state": "running" if running else "restarting" if waits else "exited",
-            "exit_code": int(now["ExecMainStatus"] or 0),
-            "out_of_memory": now["Result"] == "oom-kill",
-            "restarts": int(now["NRestarts"] or 0),
-            "started_at": now["ExecMainStartTimestamp"],
-            "image": str(stored(BUILD_STATE, {}).get("version", "")),
-        }
+        return self.unit.status(str(stored(BUILD_STATE, {}).get("version", "")))
 
 
 def build_told(lines: int, limit: int) -> str:
@@ -1203,26 +1270,6 @@ def build_told(lines: int, limit: int) -> str:
     while len(json.dumps(told)) >= limit and told["log"]:
         del told["log"][0]
     return json.dumps(told)
-
-
-def change(word: str) -> None:
-    with suppress(Failure):  # after too many failures systemd would refuse it
-        run("systemctl", "reset-failed", UNIT)
-    run("systemctl", word, UNIT)
-
-
-def service() -> dict[str, str]:
-    """What systemd says of the service, by its own names."""
-    text = run("systemctl", "show", UNIT, f"--property={','.join(SHOWN)}")
-    told = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {key: told.get(key, "") for key in SHOWN}
-
-
-def log_lines(count: int, since: float = 0) -> list[str]:
-    """The last lines that it wrote, both streams; since that moment, in Unix seconds."""
-    argv = ["--unit", UNIT, "--lines", str(count), "--output", "cat", "--no-pager"]
-    argv += ["--since", f"@{since:.3f}"] if since else []
-    return [line for line in run("journalctl", *argv).splitlines() if line != "-- No entries --"]
 
 
 # ── programs / ec2_llama_boot ─────────────────────────────────────────────────────────────────────

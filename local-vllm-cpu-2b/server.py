@@ -8773,7 +8773,7 @@ def _answer_summary(answer: ChatAnswer) -> str:
 _PLAN_GIB = 2**30
 _USUAL_CONTEXT = 4096  # tokens, where a rig has no MAX_MODEL_LEN
 _DTYPE_ENCODINGS = {"float32": "f32", "float16": "fp16"}
-_KV_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32"}
+_KV_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "f32", "int8": "int8"}
 _SLOT_NAME = re.compile(r"[a-z0-9]{0,16}")
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 

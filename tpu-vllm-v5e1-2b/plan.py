@@ -1642,8 +1642,8 @@ _JAX_TPU = EngineProfile(
     reserve=_lent_value(_TPU_RESERVE, "vLLM on TPU"),
     layout="ring",
     towers=(),
-    encodings=("bf16", "w4a16"),
-    encodings_source=_DEV_QUANTIZATION,
+    encodings=("bf16", "int8", "w4a16"),
+    encodings_source="the engine itself",
     reference_int4=True,
     static_slots=True,
 )
