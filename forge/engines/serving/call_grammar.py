@@ -239,15 +239,15 @@ class _CallRules:
             if properties[name] is False:
                 continue
             value = self.value(properties[name], root, f"{place}.{name}")
-            field = self._rule(f"{_call_literal(f'{name}:')} {value}")
-            fields.append((field, name in required))
+            member = self._rule(f"{_call_literal(f'{name}:')} {value}")
+            fields.append((member, name in required))
         rest = "" if others is False else self._others(others, properties, root, place)
         return f'"{{" {self._fields(fields, rest)} "}}"'
 
     def _others(
         self, others: Any, named: Mapping[str, Any], root: Mapping[str, Any], place: str
     ) -> str:
-        """One field of another name than those."""
+        """One member of another name than those."""
         key = f"/{_CALL_OTHER_KEY}/"
         if named:
             key += f" & ~/({'|'.join(re.escape(name) for name in named)})/"
@@ -261,9 +261,9 @@ class _CallRules:
         """
         after = self._rule(f'("," {rest})*') if rest else '""'
         first = self._rule(f'({rest} ("," {rest})*)?') if rest else '""'
-        for field, needed in reversed(fields):
-            first = self._rule(f"{field} {after}" + ("" if needed else f" | {first}"))
-            after = self._rule(f'"," {field} {after}' + ("" if needed else f" | {after}"))
+        for member, needed in reversed(fields):
+            first = self._rule(f"{member} {after}" + ("" if needed else f" | {first}"))
+            after = self._rule(f'"," {member} {after}' + ("" if needed else f" | {after}"))
         return first
 
     def _literal(self, value: Any, place: str) -> str:
@@ -290,8 +290,8 @@ class _CallRules:
             body = self.value(schema, schema, "")
             if levels:
                 inner = self._free(levels - 1)
-                field = self._rule(f'/{_CALL_OTHER_KEY}/ ":" {inner}')
-                for opened, part, closed in (("[", inner, "]"), ("{", field, "}")):
+                member = self._rule(f'/{_CALL_OTHER_KEY}/ ":" {inner}')
+                for opened, part, closed in (("[", inner, "]"), ("{", member, "}")):
                     body += f' | "{opened}" ({part} ("," {part})*)? "{closed}"'
             self._free_rules[levels] = self._rule(body)
         return self._free_rules[levels]
