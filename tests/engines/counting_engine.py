@@ -61,6 +61,7 @@ class _Talk:
     prompt: Sequence[int]
     sampling: Sampling
     state: int
+    cache_salt: str
     taken: int = 0  # tokens of the prompt
     produced: int = 0  # tokens of the answer; from the first on it is decoded
 
@@ -71,7 +72,8 @@ class CountingEngine:
     `gate` is waited for before each dispatch: a test that clears it holds the engine, and so does
     the dispatch number `hold_after` when it is done. `fault`, once set, is what the next raises.
     `log` has every dispatch: ("prefill", slot) and ("decode", slots, steps). `loading` is waited
-    for in `load`.
+    for in `load`. `keeps`: the whole chunks of prompts are in `kept`, each behind its salt and all
+    that came before, and none of them is read a second time.
     """
 
     def __init__(
@@ -82,11 +84,15 @@ class CountingEngine:
         chunk: int = 8,
         steps: int = 4,
         forced: Mapping[tuple[int, ...], Sequence[int]] | None = None,
+        keeps: bool = False,
     ) -> None:
         self._limits = EngineLimits(slots, context, vocabulary, chunk, steps)
         self.forced = dict(forced or {})
         self.gate = threading.Event()
         self.gate.set()
+        self._keeps = keeps
+        self.kept: set[tuple[str | int, ...]] = set()
+        self.held = 0  # tokens of prompts that were kept, of all begun so far
         self.loading = threading.Event()
         self.loading.set()
         self.hold_after = 0
@@ -108,12 +114,20 @@ class CountingEngine:
             raise self.fault
         report(1.0, "loaded")
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
         self._checked(slot not in self.talks and 0 <= slot < self._limits.slots, "slot taken")
         self._checked(0 < len(prompt) < self._limits.context, "prompt of a wrong length")
         if min(prompt) < 0:
             raise ValueError("no token has a negative number")
-        self.talks[slot] = _Talk(tuple(prompt), sampling, mixed(sampling, ()))
+        chunk, held = self._limits.chunk, 0
+        while held + chunk < len(prompt) and (cache_salt, *prompt[: held + chunk]) in self.kept:
+            held += chunk
+        self.held += held
+        state = mixed(sampling, prompt[:held])
+        self.talks[slot] = _Talk(tuple(prompt), sampling, state, cache_salt, held)
+        return held
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         self._dispatch("prefill", slot)
@@ -122,6 +136,8 @@ class CountingEngine:
         piece = talk.prompt[talk.taken :][: self._limits.chunk]
         talk.state = mixed(talk.sampling, piece, talk.state)
         talk.taken += len(piece)
+        if self._keeps and talk.taken % self._limits.chunk == 0:
+            self.kept.add((talk.cache_salt, *talk.prompt[: talk.taken]))
         return None if talk.taken < len(talk.prompt) else self._step(talk, mask)
 
     def decode(
@@ -145,7 +161,8 @@ class CountingEngine:
         self.talks.pop(slot, None)
 
     def counters(self) -> Mapping[str, float]:
-        return {"compiled_shapes": 7, "compiles_after_start": 0, "kv_bytes": 4096}
+        figures = {"compiled_shapes": 7, "compiles_after_start": 0, "kv_bytes": 4096}
+        return figures | ({"prefix_cache_hits_total": self.held} if self._keeps else {})
 
     def _step(self, talk: _Talk, mask: TokenMask | None) -> StepToken:
         forced = self.forced.get(tuple(talk.prompt))

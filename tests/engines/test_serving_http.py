@@ -106,6 +106,21 @@ class Answers(HttpCase):
         )
         self.assertEqual(body["usage"]["prompt_tokens"], len(prompt))
 
+    def test_prompt_tokens_from_the_cache_are_told_where_there_are_any(self) -> None:
+        host = self.host(CountingEngine(vocabulary=SIZE, context=200, chunk=4, keeps=True))
+        prompt = list(range(10, 21))
+        answers = [
+            host.complete(prompt, max_tokens=2, temperature=0, **more).json()
+            for more in ({}, {}, {"cache_salt": "mine"}, {"cache_salt": "mine"})
+        ]
+        told = [answer["usage"].get("prompt_tokens_details") for answer in answers]
+        self.assertEqual(told, [None, {"cached_tokens": 8}] * 2)
+        self.assertEqual({answer["usage"]["prompt_tokens"] for answer in answers}, {11})
+        self.assertEqual(len({answer["choices"][0]["text"] for answer in answers}), 1)
+        *_, end = stream_events(host.complete(prompt, max_tokens=2, stream=True))
+        self.assertEqual(end["usage"]["prompt_tokens_details"], {"cached_tokens": 8})
+        wait_until(lambda: host.metric("engine_prefix_cache_hits_total") == 24)
+
     def test_ids_do_not_repeat(self) -> None:
         host = self.host()
         told = {host.chat(max_tokens=1).json()["id"] for _ in range(20)}

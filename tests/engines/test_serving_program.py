@@ -61,6 +61,9 @@ class Refusals(unittest.TestCase):
             (*model, "--max-queue", "-1"),
             (*model, "--tensor-parallel", "0"),
             (*model, "--data-parallel", "x"),
+            (*model, "--prefix-cache-gb", "-1"),
+            (*model, "--prefix-cache-gb", "nan"),
+            (*model, "--prefix-cache-gb", "much"),
             (*model, "--anything"),
         ):
             status, words = self.said(*arguments)

@@ -106,6 +106,13 @@ class Honoured(RequestCase):
         self.assertEqual(both.generation.max_tokens, 7)
         self.assertEqual(completion(max_tokens=7).generation.max_tokens, 7)
 
+    def test_a_salt_of_the_prefix_cache(self) -> None:
+        for make in BOTH:
+            self.assertEqual(make(cache_salt="s").generation.cache_salt, "s")
+            self.assertEqual(make(cache_salt=None).generation.cache_salt, "")
+            for wrong in ("", 5, "s" * 1001):
+                self.refused("cache_salt", make, cache_salt=wrong)
+
     def test_stops(self) -> None:
         for make in BOTH:
             self.assertEqual(make(stop="x").generation.stops, ("x",))

@@ -28,6 +28,7 @@ class Job:
         stop_after: int | None = None,
         breaks_at: int | None = None,
         constraint: TokenConstraint | None = None,
+        cache_salt: str = "",
     ) -> None:
         self.prompt = prompt
         self.limit = limit
@@ -35,6 +36,8 @@ class Job:
         self.stop_after = stop_after
         self.breaks_at = breaks_at
         self.constraint = constraint
+        self.cache_salt = cache_salt
+        self.held = -1
         self.got: list[StepToken] = []
         self.seats = 0
         self.calls_after_the_last = 0
@@ -42,8 +45,9 @@ class Job:
         self.over = threading.Event()
         self.some = threading.Event()
 
-    def seated(self) -> None:
+    def seated(self, held: int) -> None:
         self.seats += 1
+        self.held = held
 
     def take(self, tokens: Sequence[StepToken]) -> bool:
         self.calls_after_the_last += bool(self.end)
@@ -147,11 +151,16 @@ class Answers(SchedulerCase):
                 context=chance.choice((16, 33, 64)),
                 chunk=chance.randint(1, 20),
                 steps=chance.randint(1, 9),
+                keeps=chance.random() < 0.5,
             )
             scheduler = self.begun(engine)
             jobs = []
             for _ in range(8):
                 prompt = [chance.randrange(100) for _ in range(chance.randint(1, 15))]
+                if jobs:  # half of them go on as another one begins
+                    other = chance.choice(jobs)[0].prompt
+                    prompt[: chance.choice((0, 20))] = other[: chance.randint(1, len(other))]
+                prompt = prompt[:15]
                 room = engine.limits.context - len(prompt)
                 sampling = Sampling(
                     temperature=chance.choice((0.0, 1.0)),
@@ -192,6 +201,50 @@ class Answers(SchedulerCase):
         self.assertEqual(len(chunks), 25)
         for before, after in zip(chunks[:-1], chunks[1:], strict=True):
             self.assertEqual(kinds[before + 1 : after].count("decode"), 1)
+
+    def test_what_the_engine_kept_is_not_read_again(self) -> None:
+        engine = CountingEngine(context=100, chunk=4, keeps=True)
+        scheduler = self.begun(engine)
+        history = list(range(30))
+        for prompt, salt, held in (
+            (history[:10], "", 0),
+            (history[:20], "", 8),
+            (history[:20], "", 16),  # the last chunk, to its last token, is read for its stream
+            (history[:21], "", 20),
+            (history, "", 20),
+            ([*history[:6], 99, *history[7:]], "", 4),
+            (history, "mine", 0),
+            (history, "mine", 28),
+        ):
+            engine.log.clear()
+            job = Job(prompt, 3, cache_salt=salt)
+            scheduler.submit(job)
+            self.assertEqual(job.wait(), "length")
+            self.assertEqual(job.held, held)
+            self.assertEqual(job.got, self.alone(job, engine))
+            reads = [entry for entry in engine.log if entry[0] == "prefill"]
+            self.assertEqual(len(reads), -(-(len(prompt) - held) // 4))
+
+    def test_what_was_kept_takes_nothing_of_a_turn(self) -> None:
+        """Two prompts that are known but for two tokens share the turn of one chunk."""
+        engine = CountingEngine(slots=3, context=100, chunk=4, keeps=True)
+        scheduler = self.begun(engine)
+        jobs = [Job([*range(40), n, n], 9) for n in range(2)]
+
+        def take(tokens: Sequence[StepToken]) -> bool:  # between two turns, in their thread
+            for job in jobs:
+                scheduler.submit(job)
+            return Job.take(first, tokens)
+
+        first = Job(range(40), 1)
+        first.take = take  # type: ignore[method-assign]
+        scheduler.submit(first)
+        for job in jobs:
+            job.wait()
+            self.assertEqual((job.held, job.got), (40, self.alone(job, engine)))
+        reads = [n for n, entry in enumerate(engine.log) if entry[0] == "prefill"]
+        self.assertEqual(len(reads), 10 + 2)
+        self.assertEqual(reads[-1] - reads[-2], 1)
 
     def steps_of(self, *limits: int) -> list[object]:
         """The steps of each decode of two slots, when answers of these limits come at once."""
@@ -264,7 +317,7 @@ class Answers(SchedulerCase):
         engine.gate.clear()
         jobs = [Job([n + 1], 3) for n in range(20)]
         for n, job in enumerate(jobs):
-            job.seated = lambda n=n: order.append(n)  # type: ignore[method-assign, misc]
+            job.seated = lambda held, n=n: order.append(n)  # type: ignore[method-assign, misc]
             scheduler.submit(job)
         engine.gate.set()
         for job in jobs:

@@ -23,6 +23,8 @@ from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_co
 from forge.engines.jax.mesh import DeviceGroup, placed_on
 from forge.engines.jax.model import Params
 from forge.engines.jax.params import place_params
+from forge.engines.jax.prefix_cache import PrefixCache
+from forge.engines.jax.prefix_store import prefix_names
 from forge.engines.jax.rows import RowMap
 from forge.engines.jax.sampling import SamplingMasks, SamplingRows
 from forge.engines.jax.steps import (
@@ -47,10 +49,14 @@ _ENGINE_WEIGHTS_SHARE = 0.4  # of the progress; the rest is compiling
 
 @dataclass
 class _Conversation:
-    """What one slot is about. `taken`: prompt tokens in the caches; `last`, once it answers."""
+    """What one slot is about. `taken`: prompt tokens in the caches; `last`, once it answers.
+
+    `names`: of the prompt's whole chunks, where prefixes are kept.
+    """
 
     prompt: Sequence[int]
     sampling: Sampling
+    names: Sequence[bytes] = ()
     taken: int = 0
     total: int = 0
     last: int | None = None
@@ -146,11 +152,12 @@ class JaxEngine:
 
     context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
     and caches. chunk: most prompt tokens of one dispatch. steps: most tokens of one decode.
-    compile_cache: a folder that keeps compiled programs for the next start. group: the devices
+    compile_cache: a folder that keeps compiled programs for the next start. prefix_cache_gb: of
+    the host's memory, for the beginnings of prompts; 0 keeps none. group: the devices
     that it runs on, JAX's default one where None. original: an engine of the same folder and dtype
     that is loaded before this one, which then copies its weights and reads no file.
     Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
-    not so many positions.
+    not so many positions, or prefixes have no room.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class JaxEngine:
         chunk: int = 256,
         steps: int = 1,
         compile_cache: Path | None = None,
+        prefix_cache_gb: float = 0.0,
         group: DeviceGroup | None = None,
         original: JaxEngine | None = None,
     ) -> None:
@@ -178,6 +186,11 @@ class JaxEngine:
             slots, context, self._config.vocabulary, min(chunk, context), steps
         )
         self._compile_cache = compile_cache
+        self._shapes = state_shapes(self._config, slots, context, self._dtype)
+        self._prefixes: PrefixCache | None = None
+        if prefix_cache_gb:
+            room = prefix_cache_gb * 1e9
+            self._prefixes = PrefixCache(self._shapes, self._limits.chunk, room, self._call)
         self._rows = RowMap(batch_sizes(slots))
         self._conversations: dict[int, _Conversation] = {}
 
@@ -206,24 +219,30 @@ class JaxEngine:
                 dtype=self._dtype,
                 chunk=limits.chunk,
                 steps=limits.steps,
+                keeps_prefixes=self._prefixes is not None,
             )
             self._programs = compiled_programs(programs, compiling, self._group)
-            shapes = state_shapes(self._config, limits.slots, limits.context, self._dtype)
             self._state: EngineState = (
-                empty_state(shapes) if self._group is None else self._group.zeros(shapes)
+                empty_state(self._shapes)
+                if self._group is None
+                else self._group.zeros(self._shapes)
             )
         except ModelRefused as refusal:
             raise EngineFault(str(refusal)) from None
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
             raise EngineFault(_first_line(error)) from error
-        self._kv_bytes = kv_bytes(shapes)
         sizes = (1, *batch_sizes(limits.slots))
         self._masks = _EngineMasks(limits.vocabulary, sizes, self._group)
         self._counter = CompileCounter()
         report(1.0, "loaded")
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Give the free `slot` a conversation. Raises ValueError for what cannot be one."""
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
+        """Give the free `slot` a conversation; how many tokens of its prompt need not be read.
+
+        Raises ValueError for what cannot be one.
+        """
         if slot in self._conversations or not 0 <= slot < self._limits.slots:
             raise ValueError(f"slot {slot} is not free")
         if not 0 < len(prompt) < self._limits.context:
@@ -231,8 +250,14 @@ class JaxEngine:
             raise ValueError(f"a prompt of {len(prompt)} tokens in a context of {context}")
         if not all(0 <= token < self._limits.vocabulary for token in prompt):
             raise ValueError(f"a token beyond the vocabulary of {self._limits.vocabulary}")
-        self._conversations[slot] = _Conversation(tuple(prompt), sampling)
+        talk = self._conversations[slot] = _Conversation(tuple(prompt), sampling)
         self._rows.give(slot)
+        if self._prefixes is not None:
+            talk.names = prefix_names(talk.prompt, self._limits.chunk, cache_salt)
+            self._state, talk.taken = self._prefixes.begin(
+                self._state, self._rows[slot], talk.prompt, talk.names
+            )
+        return talk.taken
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
@@ -249,6 +274,8 @@ class JaxEngine:
             f"prefill of {bucket}", row, ids, np.int32(talk.taken), np.int32(len(piece))
         )
         talk.taken += len(piece)
+        if self._prefixes is not None:
+            self._prefixes.keep(self._state, self._rows[slot], talk.names, talk.taken)
         if talk.taken < len(talk.prompt):
             return None
         last = np.int32(piece[-1]), np.int32(talk.taken - 1)
@@ -274,9 +301,8 @@ class JaxEngine:
         if not talks:
             return told
         for source, target in self._rows.pack(list(talks)):
-            self._state = self._programs["moving a row"](
-                self._state, np.int32(source), np.int32(target)
-            )
+            rows = np.int32(source), np.int32(target)
+            self._state = self._call("moving a row", self._state, *rows)
         batch = self._rows.batch_of(list(talks))
         tokens, positions = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
         active = np.zeros(batch, np.bool_)
@@ -304,11 +330,13 @@ class JaxEngine:
             self._rows.take(slot)
 
     def counters(self) -> Mapping[str, float]:
-        """compiled_shapes; compiles_after_start, in the whole process; kv_bytes of all slots."""
+        """compiled_shapes; compiles_after_start, in the whole process; kv_bytes of all slots;
+        where prefixes are kept, what PrefixCache counts."""
         return {
             "compiled_shapes": len(self._programs),
             "compiles_after_start": self._counter.compilations,
-            "kv_bytes": self._kv_bytes,
+            "kv_bytes": kv_bytes(self._shapes),
+            **(self._prefixes.counters() if self._prefixes is not None else {}),
         }
 
     def _placed_params(self, placed: Callable[[float], None]) -> Params:
@@ -320,9 +348,13 @@ class JaxEngine:
         return place_params(weights, self._dtype, placed, self._group)
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        """Run a program on the state, which it replaces. Raises EngineFault; the state is lost."""
+        """Run a program on weights and state, which it replaces."""
+        self._state, result = self._call(name, self._params, self._state, *arguments)
+        return result
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Run a program. Raises EngineFault; a state that was given is lost then."""
         try:
-            self._state, result = self._programs[name](self._params, self._state, *arguments)
+            return self._programs[name](*arguments)
         except jax.errors.JaxRuntimeError as error:
             raise EngineFault(f"{name}: {_first_line(error)}") from error
-        return result

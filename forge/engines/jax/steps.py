@@ -27,6 +27,7 @@ from forge.engines.jax.model import (
     through_layers,
 )
 from forge.engines.jax.params import param_shapes
+from forge.engines.jax.prefix_chunks import chunk_put_back, chunk_taken_out, kept_chunk_shapes
 from forge.engines.jax.sampling import SamplingMasks, SamplingRows, sample_step
 from forge.engines.serving.slot_engine import MOST_LOGPROBS
 
@@ -210,6 +211,7 @@ def engine_programs(
     dtype: jnp.dtype,
     chunk: int = 256,
     steps: int = 1,
+    keeps_prefixes: bool = False,
 ) -> Iterator[EngineProgram]:
     """Every program of such an engine, with the shapes that it is compiled for."""
     params = param_shapes(config, dtype)
@@ -243,3 +245,10 @@ def engine_programs(
         )
     if slots > 1:
         yield EngineProgram("moving a row", moved_row, (state, number, number), (0,))
+    if keeps_prefixes:
+        size = min(chunk, context)
+        kept, ids = kept_chunk_shapes(state, size), stand_in((size,), jnp.int32)
+        taking = partial(chunk_taken_out, size)
+        yield EngineProgram("taking a chunk out", taking, (state, number, number), ())
+        back = (state, number, ids, number, kept)
+        yield EngineProgram("putting a chunk back", chunk_put_back, back, (0,))

@@ -92,13 +92,17 @@ class AnswerForm:
         said: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
         return self._chunk([self._choice(said, (), finish)])
 
-    def usage(self, prompt_tokens: int, answer: AnswerDelta) -> dict[str, Any]:
-        """OpenAI's usage object. `answer` is its last delta, which counts all before it."""
+    def usage(self, prompt_tokens: int, answer: AnswerDelta, cached: int = 0) -> dict[str, Any]:
+        """OpenAI's usage object. `answer` is its last delta, which counts all before it. `cached`
+        tokens of the prompt were not computed anew; as in vLLM they are told where there are any.
+        """
         counts: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "total_tokens": prompt_tokens + answer.completion_tokens,
         }
+        if cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": cached}
         if self.chat:
             counts["completion_tokens_details"] = {"reasoning_tokens": answer.thought_tokens}
         return counts

@@ -70,7 +70,8 @@ class Generation:
     when it is made.
 
     `ends` are tokens that end the answer and are no part of it; `parser`, which is this answer's
-    alone, may end it likewise. `constraint` says what may come next, if anything does.
+    alone, may end it likewise. `constraint` says what may come next, if anything does. `cached` are
+    the prompt's tokens that the engine had, once it is seated.
     """
 
     def __init__(
@@ -83,11 +84,14 @@ class Generation:
         parser: AnswerParser,
         metrics: ServingMetrics,
         constraint: TokenConstraint | None = None,
+        cache_salt: str = "",
     ) -> None:
         self.prompt = prompt
         self.sampling = sampling
         self.limit = limit
         self.constraint = constraint
+        self.cache_salt = cache_salt
+        self.cached = 0
         self._ends = ends
         self._parser = parser
         self._metrics = metrics
@@ -117,7 +121,8 @@ class Generation:
         self._left = True
         self._deltas.put_nowait(AnswerDelta(left=True))
 
-    def seated(self) -> None:
+    def seated(self, held: int) -> None:
+        self.cached = held
         self._metrics.queued(time.monotonic() - self._arrived)
 
     def take(self, tokens: Sequence[StepToken]) -> bool:

@@ -114,7 +114,8 @@ class AnswerResponse(Response):
         return chunks
 
     def _usage(self, delta: AnswerDelta) -> dict[str, Any]:
-        return self._form.usage(len(self._generation.prompt), delta)
+        given = self._generation
+        return self._form.usage(len(given.prompt), delta, given.cached)
 
 
 async def _send_events(send: Send, events: list[dict[str, Any]], over: bool = False) -> None:

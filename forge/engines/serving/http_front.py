@@ -176,6 +176,7 @@ class HttpFront:
             parser=self._parser(order, prompt, chat),
             metrics=self.metrics,
             constraint=constraint,
+            cache_salt=order.cache_salt,
         )
         form = AnswerForm(
             chat=chat is not None,

@@ -97,6 +97,7 @@ class _SharedBody(BaseModel):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
+    cache_salt: str = Field(default="", min_length=1, max_length=1_000)
     user: str | None = None  # who asks, for the caller's own books: it changes nothing
     response_format: Any = None
     structured_outputs: Any = None
@@ -139,6 +140,7 @@ class GenerationOrder:
     themselves, `stop_ids` are tokens that end it. `tokens_as_ids` tells tokens as "token_id:N".
     `shape` is what the answer must be, as its `place` in the request says. `thinking`: the model
     may think first, and the shape holds for what comes after that.
+    Kept prefixes are shared with requests of the same `cache_salt` alone.
     """
 
     model: str
@@ -153,6 +155,7 @@ class GenerationOrder:
     tokens_as_ids: bool
     shape: ShapeOrder | None = None
     thinking: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -307,6 +310,7 @@ def _generation(
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         tokens_as_ids=body.return_tokens_as_token_ids,
         shape=read_shape_order(body.response_format, body.structured_outputs, tools or ToolOrder()),
+        cache_salt=body.cache_salt,
     )
 
 

@@ -284,9 +284,10 @@ class Scheduler:
                 self._seats.append(seat)
             seat.seated_at = time.monotonic()
             try:
-                self._engine.begin(seat.slot, seat.job.prompt, seat.job.sampling)
-                seat.job.seated()
-                self._constrained += seat.job.constraint is not None
+                job = seat.job
+                seat.read = self._engine.begin(seat.slot, job.prompt, job.sampling, job.cache_salt)
+                job.seated(seat.read)
+                self._constrained += job.constraint is not None
             except EngineFault:
                 raise
             except Exception as error:

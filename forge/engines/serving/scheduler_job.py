@@ -33,8 +33,11 @@ class SchedulerJob(Protocol):
     @property
     def constraint(self) -> TokenConstraint | None: ...
 
-    def seated(self) -> None:
-        """A slot was found, and the prompt is read from now on."""
+    @property
+    def cache_salt(self) -> str: ...
+
+    def seated(self, held: int) -> None:
+        """A slot was found, and the prompt is read from now on, but for its first `held` tokens."""
 
     def take(self, tokens: Sequence[StepToken]) -> bool:
         """The answer goes on by `tokens`. True: it is over, and the slot can be given away."""

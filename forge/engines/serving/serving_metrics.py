@@ -129,7 +129,8 @@ class _NowCollector:
             **{name: (value, "Of the engine itself.") for name, value in now.counters.items()},
         }
         for name, (value, words) in figures.items():
-            yield GaugeMetricFamily(f"engine_{name}", words, value=value)
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(f"engine_{name}", words, value=value)
         yield CounterMetricFamily(
             "engine_requests_constrained",
             "Requests with a shape to keep to that got a slot.",

@@ -89,8 +89,14 @@ class SlotEngine(Protocol):
     def load(self, report: LoadReport) -> None:
         """Map and place the weights and compile every shape. Raises EngineFault."""
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Give the free `slot` a conversation: at least one token, fewer than limits.context."""
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
+        """Give the free `slot` a conversation: at least one token, fewer than limits.context.
+
+        Gives how many of its first tokens the engine has from earlier ones with the same salt, and
+        does not read again: fewer than all, 0 where it keeps nothing.
+        """
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole.
@@ -112,4 +118,7 @@ class SlotEngine(Protocol):
         """Free the slot; whatever it held can be overwritten."""
 
     def counters(self) -> Mapping[str, float]:
-        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes."""
+        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes and more.
+
+        What only ever grows ends in _total.
+        """
