@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from forge.engines.jax.engine import JaxEngine
 from forge.engines.serving.slot_engine import EngineFault, Sampling, StepToken
 from tests.engines.jax_compare import GREEDY
+from tests.engines.jax_faults import FEW_LAYERS
 from tests.engines.tiny import WINDOW, make_checkpoint, some_prompt
 
 _PENALTIES = replace(GREEDY, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3)
@@ -34,7 +35,8 @@ class PrefixCase(unittest.TestCase):
     def setUpClass(cls) -> None:
         held = tempfile.TemporaryDirectory()
         cls.addClassCleanup(held.cleanup)
-        cls.folder = make_checkpoint(Path(held.name) / cls.shape, cls.shape)
+        layers = FEW_LAYERS["e2b" if cls.shape == "e2b" else "moe"]
+        cls.folder = make_checkpoint(Path(held.name) / cls.shape, cls.shape, **layers)
         cls.engine = JaxEngine(cls.folder, **cls.settings)
         cls.engine.load(lambda share, doing: None)
         cls.chunk = cls.engine.limits.chunk
@@ -140,8 +142,8 @@ class LongChunksTest(PrefixCase):
             after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"], 259
         )
         self.assertEqual(after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"], 128)
-        # f32 keys and values of 64 tokens, 64 wide; of two rings of 8, 32 wide
-        one = 2 * 4 * (64 * 64 + 2 * WINDOW * 32)
+        # f32 keys and values, 2 heads: two full layers' of 64 tokens, 64 wide; a ring's of 8, 32
+        one = 2 * 4 * 2 * (2 * 64 * 64 + WINDOW * 32)
         self.assertEqual(after["prefix_cache_bytes"] - before["prefix_cache_bytes"], 2 * one)
         self.assertEqual(after["compiled_shapes"], 7)  # 3 buckets, a first, a batch; two of these
 
@@ -151,19 +153,39 @@ class LongChunksTest(PrefixCase):
 
 
 class ShortChunksTest(PrefixCase):
-    """Several chunks in a ring, which no multiple of them fills."""
+    """Several chunks in a ring, which no multiple of them fills; int8 with scales."""
 
     shape = "12b"
     settings: ClassVar[dict[str, Any]] = {
         "slots": 1,
         "context": 60,
         "dtype": "f32",
+        "kv_dtype": "int8",
         "chunk": 3,
         "prefix_cache_gb": 0.1,
     }
 
     def test_every_length(self) -> None:
         self.check_lengths(40, set(range(1, 41)))
+
+    def test_what_is_kept_and_what_it_takes(self) -> None:
+        counters = self.engine.counters()
+        # a byte a number, and 4 for each row: a ring, 2 heads of 16; one full, 1 head of 32
+        self.assertEqual(counters["kv_bytes"], 2 * (WINDOW * 2 * (16 + 4) + 60 * (32 + 4)))
+        before = counters["prefix_cache_bytes"]
+        self.answer(some_prompt(3, seed=9), count=1)
+        one = self.engine.counters()["prefix_cache_bytes"] - before
+        self.assertEqual(one, 2 * 3 * (2 * (16 + 4) + 32 + 4))
+
+    def test_an_answer_goes_on_as_its_own_prompt_would(self) -> None:
+        """What steps put into rings and full caches is read by others as what chunks put there."""
+        prompt = some_prompt(20, seed=10)
+        told = self.answer(prompt, count=12)[1]
+        for step in (1, 5, 11):
+            longer = [*prompt, *(one.token for one in told[:step])]
+            anew = self.anew(longer)[0]
+            for token, logprob in anew.top[:5]:
+                self.assertLess(abs(dict(told[step].top).get(token, 0.0) - logprob), 0.2)
 
 
 class LittleRoomTest(PrefixCase):
@@ -175,8 +197,8 @@ class LittleRoomTest(PrefixCase):
         "context": 80,
         "dtype": "bf16",
         "chunk": 8,
-        # 2 bytes of keys and values of 8 tokens: two rings, 2 heads of 16; two full, 1 head of 32
-        "prefix_cache_gb": 10 * 2 * 2 * 8 * (2 * 32 + 2 * 32) / 1e9,
+        # 2 bytes of keys and values of 8 tokens: a ring, 2 heads of 16; one full, 1 head of 32
+        "prefix_cache_gb": 10 * 2 * 2 * 8 * (2 * 16 + 32) / 1e9,
     }
 
     def test_every_interesting_length(self) -> None:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from forge.engines.jax.kept_rows import KeptRows, kept_length, numbers_and_scales
+
 KEY_BLOCK = 256  # keys taken at once
 _NOTHING_SEEN = -1e30  # stands for minus infinity, whose differences are no numbers
 
@@ -23,13 +25,13 @@ class KeyView(NamedTuple):
     """The keys that `batch` conversations may see in one layer.
 
     keys, values: [rows, kv_heads, length, head_dim], of which rows first..first+batch are theirs;
-    a length beyond KEY_BLOCK is a multiple of it. positions [batch, length] int32: where each key
-    stands in its conversation, negative for an entry that holds nothing. used int32: no
-    conversation has a key at this entry or beyond.
+    plain or int8. A length beyond KEY_BLOCK is a multiple of it. positions [batch, length] int32:
+    where each key stands in its conversation, negative for an entry that holds nothing. used
+    int32: no conversation has a key at this entry or beyond.
     """
 
-    keys: jax.Array
-    values: jax.Array
+    keys: KeptRows
+    values: KeptRows
     first: jax.Array | int
     positions: jax.Array
     used: jax.Array | int
@@ -85,19 +87,24 @@ def _key_scores_on_cpu(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _softmax_block(
-    so_far: _Softmax, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
+    so_far: _Softmax, queries: jax.Array, keys: KeptRows, values: KeptRows, seen: jax.Array
 ) -> _Softmax:
     """Take one block of keys [batch, kv, s, head_dim] into the softmax; seen [batch, tokens, s]."""
-    # f32 means f32 on chips that would else round factors to bf16; bf16 has nothing to lose.
+    keys, key_scales = numbers_and_scales(keys)
+    values, value_scales = numbers_and_scales(values)
+    # f32 means f32 on chips that would else round factors to bf16; bf16 and int8 lose nothing.
     exact = keys.dtype == jnp.float32
     precision = lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
     seen = seen[:, None, None]
     scores = key_scores(queries, keys.astype(jnp.float32), precision)
+    if key_scales is not None:
+        scores = scores * key_scales[:, :, None, None]
     scores = jnp.where(seen, scores, _NOTHING_SEEN)
     highest = jnp.maximum(so_far.highest, jnp.max(scores, axis=-1))
     shares = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0.0)
     fade = jnp.exp(so_far.highest - highest)
-    found = jnp.einsum("bkgts,bksd->bkgtd", shares, values.astype(jnp.float32), precision=precision)
+    drawn = shares if value_scales is None else shares * value_scales[:, :, None, None]
+    found = jnp.einsum("bkgts,bksd->bkgtd", drawn, values.astype(jnp.float32), precision=precision)
     return _Softmax(
         highest,
         so_far.weight * fade + jnp.sum(shares, axis=-1),
@@ -114,8 +121,8 @@ def attend(
     that follow each other share a key head. `window` None sees all.
     """
     batch, tokens, heads, head_dim = queries.shape
-    _, kv_heads, length, _ = view.keys.shape
-    block = min(KEY_BLOCK, length)
+    kv_heads = jax.tree.leaves(view.keys)[0].shape[1]
+    block = min(KEY_BLOCK, kept_length(view.keys))
     grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
     grouped = grouped.transpose(0, 2, 3, 1, 4)
     shape = grouped.shape[:-1]
@@ -124,16 +131,18 @@ def attend(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(grouped.shape, jnp.float32),
     )
-    sizes = (batch, kv_heads, block, head_dim)
 
     def take(number: jax.Array, so_far: _Softmax) -> _Softmax:
-        corner = (view.first, 0, number * block, 0)
+        def cut(rows: jax.Array) -> jax.Array:
+            corner = (view.first, 0, number * block, 0)[: rows.ndim]
+            return lax.dynamic_slice(rows, corner, (batch, kv_heads, block, *rows.shape[3:]))
+
         places = lax.dynamic_slice_in_dim(view.positions, number * block, block, axis=1)
         return _softmax_block(
             so_far,
             grouped,
-            lax.dynamic_slice(view.keys, corner, sizes),
-            lax.dynamic_slice(view.values, corner, sizes),
+            jax.tree.map(cut, view.keys),
+            jax.tree.map(cut, view.values),
             visible(positions[:, :, None], places[:, None, :], window),
         )
 

@@ -15,13 +15,14 @@ from jax import lax
 
 from forge.engines.gemma4.config import Gemma4Config, LayerConfig
 from forge.engines.jax.attention import KeyView, whole_blocks
+from forge.engines.jax.kept_rows import Int8Rows, KeptRows, kept_length
 
 
 class Caches(NamedTuple):
     """Keys and values of each owner layer, by its index: [rows, kv_heads, length, head_dim]."""
 
-    keys: dict[int, jax.Array]
-    values: dict[int, jax.Array]
+    keys: dict[int, KeptRows]
+    values: dict[int, KeptRows]
 
 
 class EngineState(NamedTuple):
@@ -47,11 +48,17 @@ def cache_length(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
 
 
 def state_shapes(config: Gemma4Config, slots: int, context: int, dtype: jnp.dtype) -> EngineState:
-    """The engine's state as shapes: what is compiled for, and what `empty_state` makes."""
+    """The engine's state as shapes: what is compiled for, and what `empty_state` makes.
+
+    `dtype` is that of keys and values; int8 ones have their scales beside them.
+    """
 
     def owned(layer: LayerConfig) -> Any:
-        length = cache_length(config, layer, context)
-        return stand_in((slots, layer.kv_heads, length, layer.head_dim), dtype)
+        shape = (slots, layer.kv_heads, cache_length(config, layer, context), layer.head_dim)
+        numbers = stand_in(shape, dtype)
+        if dtype == jnp.int8:
+            return Int8Rows(numbers, stand_in(shape[:3], jnp.float32))
+        return numbers
 
     owners = [layer for layer in config.layers if layer.owner]
     marks = (slots, config.vocabulary)
@@ -69,7 +76,7 @@ def empty_state(shapes: EngineState) -> EngineState:
 
 
 def kv_bytes(shapes: EngineState) -> int:
-    """Bytes of all keys and values, of all slots."""
+    """Bytes of all keys and values and their scales, of all slots."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes.caches))
 
 
@@ -85,61 +92,75 @@ def held_positions(length: int, held: jax.Array) -> jax.Array:
 
 
 def cached_view(
-    keys: jax.Array, values: jax.Array, first: jax.Array | int, held: jax.Array
+    keys: KeptRows, values: KeptRows, first: jax.Array | int, held: jax.Array
 ) -> KeyView:
     """What caches show that hold `held` [batch] tokens of the conversations from row `first`."""
-    length = keys.shape[2]
+    length = kept_length(keys)
     used = jnp.minimum(jnp.max(held), length)
     return KeyView(keys, values, first, held_positions(length, held), used)
 
 
-def widened_view(ring: KeyView, keys: jax.Array, values: jax.Array, places: jax.Array) -> KeyView:
+def widened_view(ring: KeyView, keys: KeptRows, values: KeptRows, places: jax.Array) -> KeyView:
     """What a ring showed, and beside it new tokens at `places` [batch, tokens].
 
     keys, values [batch, kv_heads, tokens, head_dim] of the new tokens. A copy of these rows.
     """
-    batch, _, tokens, _ = keys.shape
-    width = ring.keys.shape[2] + tokens
+    batch = places.shape[0]
+    width = kept_length(ring.keys) + kept_length(keys)
     spare = whole_blocks(width) - width
 
     def widen(cache: jax.Array, new: jax.Array) -> jax.Array:
         old = lax.dynamic_slice_in_dim(cache, ring.first, batch)
         wide = jnp.concatenate([old, new], axis=2)
-        return jnp.pad(wide, ((0, 0), (0, 0), (0, spare), (0, 0)))
+        return jnp.pad(wide, ((0, 0), (0, 0), (0, spare), (0, 0))[: wide.ndim])
 
     positions = jnp.concatenate([ring.positions, places], axis=1)
     positions = jnp.pad(positions, ((0, 0), (0, spare)), constant_values=-1)
-    return KeyView(widen(ring.keys, keys), widen(ring.values, values), 0, positions, width)
+    wide_keys, wide_values = (
+        jax.tree.map(widen, kept, new) for kept, new in ((ring.keys, keys), (ring.values, values))
+    )
+    return KeyView(wide_keys, wide_values, 0, positions, width)
 
 
 def closed_ring(
-    cache: jax.Array, wide: jax.Array, first: jax.Array | int, before: jax.Array, after: jax.Array
-) -> jax.Array:
+    cache: KeptRows, wide: KeptRows, first: jax.Array | int, before: jax.Array, after: jax.Array
+) -> KeptRows:
     """The cache of a ring with what it holds after new tokens, picked from the `wide` rows.
 
     `wide` is of `widened_view`; the conversations had `before` [batch] tokens and have `after`.
     All is read from `wide`, for a cache that is read while it is written is copied whole by XLA.
     """
-    length = cache.shape[2]
+    length = kept_length(cache)
     places = held_positions(length, after)
     fresh = places - before[:, None]
     entries = jnp.where(fresh >= 0, length + fresh, jnp.arange(length, dtype=jnp.int32))
-    rows = jnp.take_along_axis(wide, entries[:, None, :, None], axis=2)
-    return lax.dynamic_update_slice_in_dim(cache, rows, first, 0)
+
+    def close(cache: jax.Array, wide: jax.Array) -> jax.Array:
+        picked = entries[:, None, :, None] if wide.ndim == 4 else entries[:, None]
+        rows = jnp.take_along_axis(wide, picked, axis=2)
+        return lax.dynamic_update_slice_in_dim(cache, rows, first, 0)
+
+    closed: KeptRows = jax.tree.map(close, cache, wide)
+    return closed
 
 
 def written(
-    cache: jax.Array, new: jax.Array, first: jax.Array | int, positions: jax.Array, real: jax.Array
-) -> jax.Array:
+    cache: KeptRows, new: KeptRows, first: jax.Array | int, positions: jax.Array, real: jax.Array
+) -> KeptRows:
     """The cache with `new` [batch, kv_heads, tokens, head_dim] in rows first..first+batch.
 
     positions, real [batch, tokens]: what is not real is not written. No two of a conversation's
     tokens may fall on one entry.
     """
-    batch, length = new.shape[0], cache.shape[2]
+    batch, length = positions.shape[0], kept_length(cache)
     entries = jnp.where(real, positions % length, length)  # beyond the end: dropped
     rows = first + jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return cache.at[rows, :, entries, :].set(new.transpose(0, 2, 1, 3), mode="drop")
+
+    def write(cache: jax.Array, new: jax.Array) -> jax.Array:
+        return cache.at[rows, :, entries].set(jnp.swapaxes(new, 1, 2), mode="drop")
+
+    whole: KeptRows = jax.tree.map(write, cache, new)
+    return whole
 
 
 def moved_row(state: EngineState, source: jax.Array, target: jax.Array) -> EngineState:

@@ -44,6 +44,7 @@ from forge.engines.serving.slot_engine import (
 )
 
 ENGINE_DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16)}
+KV_DTYPES = {"auto": None, "int8": jnp.dtype(jnp.int8)}  # auto: as the weights
 _ENGINE_WEIGHTS_SHARE = 0.4  # of the progress; the rest is compiling
 
 
@@ -151,11 +152,12 @@ class JaxEngine:
     """A SlotEngine for a Hugging Face folder with a Gemma 4 of any size.
 
     context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
-    and caches. chunk: most prompt tokens of one dispatch. steps: most tokens of one decode.
-    compile_cache: a folder that keeps compiled programs for the next start. prefix_cache_gb: of
-    the host's memory, for the beginnings of prompts; 0 keeps none. group: the devices
-    that it runs on, JAX's default one where None. original: an engine of the same folder and dtype
-    that is loaded before this one, which then copies its weights and reads no file.
+    and, where kv_dtype is "auto", of keys and values; those may be "int8". chunk: most prompt
+    tokens of one dispatch. steps: most tokens of one decode. compile_cache: a folder that keeps
+    compiled programs for the next start. prefix_cache_gb: of the host's memory, for the beginnings
+    of prompts; 0 keeps none. group: the devices that it runs on, JAX's default one where None.
+    original: an engine of the same folder and dtype that is loaded before this one, which then
+    copies its weights and reads no file.
     Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
     not so many positions, or prefixes have no room.
     """
@@ -169,6 +171,7 @@ class JaxEngine:
         dtype: str,
         chunk: int = 256,
         steps: int = 1,
+        kv_dtype: str = "auto",
         compile_cache: Path | None = None,
         prefix_cache_gb: float = 0.0,
         group: DeviceGroup | None = None,
@@ -186,7 +189,8 @@ class JaxEngine:
             slots, context, self._config.vocabulary, min(chunk, context), steps
         )
         self._compile_cache = compile_cache
-        self._shapes = state_shapes(self._config, slots, context, self._dtype)
+        self._kv_dtype = KV_DTYPES[kv_dtype] or self._dtype
+        self._shapes = state_shapes(self._config, slots, context, self._kv_dtype)
         self._prefixes: PrefixCache | None = None
         if prefix_cache_gb:
             room = prefix_cache_gb * 1e9
@@ -219,6 +223,7 @@ class JaxEngine:
                 dtype=self._dtype,
                 chunk=limits.chunk,
                 steps=limits.steps,
+                kv_dtype=self._kv_dtype,
                 keeps_prefixes=self._prefixes is not None,
             )
             self._programs = compiled_programs(programs, compiling, self._group)

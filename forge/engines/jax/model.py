@@ -16,6 +16,7 @@ from forge.engines.gemma4.config import Gemma4Config, LayerConfig
 from forge.engines.jax.attention import KeyView, attend
 from forge.engines.jax.cache import Caches, cached_view, closed_ring, widened_view, written
 from forge.engines.jax.experts import through_experts
+from forge.engines.jax.kept_rows import KeptRows, kept_length, kept_rows_like
 from forge.engines.jax.linear import project
 from forge.engines.jax.mesh import gathered, kept_in_place
 from forge.engines.jax.rules import (
@@ -180,9 +181,9 @@ def through_layers(
     keys, values = dict(caches.keys), dict(caches.values)
     views: dict[int, KeyView] = {}
 
-    def keep(index: int, ring: bool, fresh_keys: jax.Array, fresh_values: jax.Array) -> None:
+    def keep(index: int, ring: bool, fresh_keys: KeptRows, fresh_values: KeptRows) -> None:
         """Put an owner's new keys and values into its cache, and its view where others find it."""
-        if ring and fresh_keys.shape[2] > 1:
+        if ring and kept_length(fresh_keys) > 1:
             held = cached_view(keys[index], values[index], new.first, before)
             # Padding is in view too, at positions after all that is real: only it sees it.
             wide = widened_view(held, fresh_keys, fresh_values, new.positions)
@@ -204,9 +205,10 @@ def through_layers(
         normed = rms_norm(x, weight("input_layernorm.weight"), eps)
         queries = queries_of(weight, layer, normed, turned, eps)
         if layer.owner:
-            dtype = keys[layer.index].dtype
+            cache = keys[layer.index]
             made, told = keys_and_values(weight, layer, normed, turned, eps)
-            keep(layer.index, layer.sliding, made.astype(dtype), told.astype(dtype))
+            fresh = (kept_rows_like(cache, rows) for rows in (made, told))
+            keep(layer.index, layer.sliding, *fresh)
         source = layer.source
         if source not in views:
             views[source] = cached_view(keys[source], values[source], new.first, after)

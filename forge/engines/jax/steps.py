@@ -211,11 +211,15 @@ def engine_programs(
     dtype: jnp.dtype,
     chunk: int = 256,
     steps: int = 1,
+    kv_dtype: jnp.dtype | None = None,
     keeps_prefixes: bool = False,
 ) -> Iterator[EngineProgram]:
-    """Every program of such an engine, with the shapes that it is compiled for."""
+    """Every program of such an engine, with the shapes that it is compiled for.
+
+    kv_dtype: of keys and values; None is `dtype`, that of the weights.
+    """
     params = param_shapes(config, dtype)
-    state = state_shapes(config, slots, context, dtype)
+    state = state_shapes(config, slots, context, kv_dtype or dtype)
     number = stand_in((), jnp.int32)
     stream = stand_in((1, 1, config.hidden), jnp.float32)
     for bucket in chunk_buckets(min(chunk, context)):
