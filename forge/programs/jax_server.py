@@ -22,7 +22,7 @@ from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.explain import explain_text
 from forge.engines.gemma4.model_folder import has_model_file, model_file
 from forge.engines.gemma4.refusal import ModelRefused
-from forge.engines.jax.engine import ENGINE_DTYPES
+from forge.engines.jax.engine import ENGINE_DTYPES, KV_DTYPES
 from forge.engines.jax.parallel import engine_on_devices
 from forge.engines.serving.chat_text import ModelTextError, read_model_text
 from forge.engines.serving.http_front import FrontSettings, HttpFront
@@ -56,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
                     slots=arguments.slots,
                     context=context,
                     chunk=arguments.chunk,
+                    kv_dtype=arguments.kv_dtype,
+                    prefix_cache_gb=arguments.prefix_cache_gb,
                     bandwidth_gb_s=arguments.bandwidth_gb_s,
                 )
             )
@@ -71,6 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             dtype=arguments.dtype,
             chunk=arguments.chunk,
             steps=arguments.steps,
+            kv_dtype=arguments.kv_dtype,
             compile_cache=arguments.compile_cache,
             prefix_cache_gb=arguments.prefix_cache_gb,
         )
@@ -216,6 +219,13 @@ def _server_parser() -> argparse.ArgumentParser:
         choices=tuple(ENGINE_DTYPES),
         default="f32",
         help="of weights and caches (default %(default)s)",
+    )
+    how.add_argument(
+        "--kv-dtype",
+        choices=tuple(KV_DTYPES),
+        default="auto",
+        help="of keys and values: auto is --dtype, int8 has a scale for each of them "
+        "(default %(default)s)",
     )
     how.add_argument(
         "--chunk",

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from forge.engines.gemma4.sizes import cached_bytes
 from forge.engines.jax import model
 from forge.engines.jax.attention import KEY_BLOCK, KeyView, attend
 from forge.engines.jax.cache import (
@@ -26,12 +27,14 @@ from forge.engines.jax.cache import (
     closed_ring,
     empty_state,
     held_positions,
+    kv_bytes,
     state_shapes,
     widened_view,
     written,
 )
 from forge.engines.jax.kept_rows import Int8Rows, int8_rows, kept_rows_like
 from forge.engines.jax.model import prompt_logits
+from tests.engines.gemma4_files import model_folder
 from tests.engines.jax_compare import BF16, F32, opened
 from tests.engines.jax_faults import FEW_LAYERS
 from tests.engines.test_jax_attention import HEAD_DIM, KV_HEADS, noise, plain_attention
@@ -83,6 +86,13 @@ class Int8RowsTest(unittest.TestCase):
         self.assertEqual(plain.dtype, BF16)
         scaled = Int8Rows(jnp.zeros((1, 2, 9, 8), INT8), jnp.zeros((1, 2, 9)))
         self.assertIsInstance(kept_rows_like(scaled, rows), Int8Rows)
+
+    def test_the_engine_holds_what_was_reckoned(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            _, config = model_folder(Path(folder))
+            for kv_dtype, kind in (("f32", F32), ("bf16", BF16), ("int8", INT8)):
+                reckoned = 3 * sum(cached_bytes(config, KEY_BLOCK, kv_dtype).values())
+                self.assertEqual(kv_bytes(state_shapes(config, 3, KEY_BLOCK, kind)), reckoned)
 
 
 class AttendTest(unittest.TestCase):

@@ -17,7 +17,7 @@ from forge.engines.gemma4.sizes import (
     DTYPE_BYTES,
     DecodeCost,
     bound_tokens_per_s,
-    cached_elements,
+    cached_bytes,
     decode_cost,
     marks_bytes,
     parameter_groups,
@@ -26,7 +26,7 @@ from forge.engines.gemma4.sizes import (
 )
 from forge.engines.gemma4.weight_files import stored_tensors
 
-_EXPLAIN_FIRST = 34  # characters of a row's name
+_EXPLAIN_FIRST = 38  # characters of a row's name
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class _Explained:
     bandwidth: float
     measured: bool
     flop_rate: float | None
+    kv_dtype: str
+    prefixes: int
 
     @property
     def size(self) -> int:
@@ -56,8 +58,8 @@ class _Explained:
     @property
     def caches(self) -> dict[str, int]:
         """Bytes of all slots' keys and values, of sliding and of full layers."""
-        kept = cached_elements(self.config, self.context)
-        return {kind: self.slots * self.size * elements for kind, elements in kept.items()}
+        kept = cached_bytes(self.config, self.context, self.kv_dtype)
+        return {kind: self.slots * size for kind, size in kept.items()}
 
     @property
     def temporaries(self) -> dict[str, int]:
@@ -77,7 +79,8 @@ class _Explained:
 
     def step(self, streams: int) -> DecodeCost:
         """One decode step of that many conversations."""
-        return decode_cost(self.config, self.size, streams, self.tokens)
+        kv_dtype = self.kv_dtype
+        return decode_cost(self.config, self.size, streams, self.tokens, kv_dtype=kv_dtype)
 
     def bound(self, streams: int) -> float:
         """Tokens a second at most."""
@@ -91,14 +94,17 @@ def explain_text(
     slots: int = 4,
     context: int = 4096,
     chunk: int = 256,
+    kv_dtype: str = "auto",
+    prefix_cache_gb: float = 0.0,
     bandwidth_gb_s: float | None = None,
     gflop_s: float | None = None,
 ) -> str:
     """A table for people, and as its last line the same figures as one JSON object.
 
-    Reads the config and the headers of the weights' files. dtype "f32" or "bf16": of weights and
-    caches. bandwidth_gb_s None: this machine's memory is measured, which takes about a second.
-    gflop_s None: the bound is the memory's alone.
+    Reads the config and the headers of the weights' files. dtype "f32" or "bf16": of weights and,
+    where kv_dtype is "auto" and not "int8", of caches. prefix_cache_gb is of the host's memory, and
+    not in the total. bandwidth_gb_s None: this machine's memory is measured, which takes about a
+    second. gflop_s None: the bound is the memory's alone.
     Raises ModelRefused, and ValueError for a dtype that is not known or no slots or context.
     """
     if dtype not in DTYPE_BYTES:
@@ -116,6 +122,8 @@ def explain_text(
         bandwidth=read_speed() if bandwidth_gb_s is None else bandwidth_gb_s * 1e9,
         measured=bandwidth_gb_s is None,
         flop_rate=None if gflop_s is None else gflop_s * 1e9,
+        kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+        prefixes=round(prefix_cache_gb * 1e9),
     )
     lines = [*_explain_memory(asked), "", *_explain_steps(asked)]
     return "\n".join([*lines, json.dumps(_explain_figures(asked))])
@@ -126,19 +134,21 @@ def _explain_memory(asked: _Explained) -> list[str]:
     config = asked.config
     elements = parameter_groups(config)
     caches, marks = asked.caches, marks_bytes(config, asked.slots)
+    form = "" if asked.kv_dtype == asked.dtype else f", {asked.kv_dtype}"
     rows = [
         (f"weights as {asked.dtype}", "parameters", "bytes"),
         *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in asked.weights.items()),
         ("  together", f"{sum(elements.values()):,}", f"{sum(asked.weights.values()):,}"),
         (),
         (f"kept for {asked.slots} slots of {asked.context:,}", "", "bytes"),
-        (f"  rings of {config.window:,} tokens", "", f"{caches['sliding']:,}"),
-        ("  full layers' keys and values", "", f"{caches['full']:,}"),
+        (f"  rings of {config.window:,} tokens{form}", "", f"{caches['sliding']:,}"),
+        (f"  full layers' keys and values{form}", "", f"{caches['full']:,}"),
         ("  sampling's marks and counts", "", f"{marks:,}"),
         (),
         (f"estimated for chunks of {asked.chunk}", "", "bytes"),
         *((f"  {name}", "", f"{n:,}") for name, n in asked.temporaries.items() if n),
         ("all of it", "", f"{asked.total:,}"),
+        ("beside it prompts' beginnings, at most", "", f"{asked.prefixes:,}"),
     ]
     lies = f"{asked.stored / 1e9:.3f} GB of text weights lie in the folder"
     return [_explain_model(config), lies, "", *(_explain_row(*row) for row in rows)]
@@ -174,6 +184,7 @@ def _explain_figures(asked: _Explained) -> dict[str, Any]:
     steps = {count: asked.step(count) for count in sorted({1, asked.slots})}
     return {
         "dtype": asked.dtype,
+        "kv_dtype": asked.kv_dtype,
         "slots": asked.slots,
         "context": asked.context,
         "chunk": asked.chunk,
@@ -183,6 +194,7 @@ def _explain_figures(asked: _Explained) -> dict[str, Any]:
         "marks_bytes": marks_bytes(asked.config, asked.slots),
         "temporary_bytes": asked.temporaries,
         "total_bytes": asked.total,
+        "prefix_cache_bytes": asked.prefixes,
         "tokens": asked.tokens,
         "steps": [
             {

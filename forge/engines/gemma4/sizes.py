@@ -13,11 +13,13 @@ from forge.engines.gemma4.config import Gemma4Config, LayerConfig
 from forge.engines.gemma4.tensor_names import EMBEDDING_TENSOR, TABLE_TENSOR, model_tensors
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
+KV_BYTES = DTYPE_BYTES | {"int8": 1}  # of one number of keys and values
 # The order in which people read them.
 _SIZES_GROUPS = (
     *("embedding", "per-layer table", "per-layer projection", "per-layer gates"),
     *("attention", "MLP", "router", "experts", "norms"),
 )
+_SIZES_SCALES = {"int8": 4}  # bytes beside the numbers of one key or value of one head
 _SIZES_F32 = 4  # sums, norms, softmax and logits are f32 whatever the weights are
 _SIZES_KEY_BLOCK = 256  # keys that attention takes at once, as forge.engines.jax.attention does
 
@@ -70,14 +72,32 @@ def cached_elements(config: Gemma4Config, context: int) -> dict[str, int]:
     return kept
 
 
+def cached_bytes(config: Gemma4Config, context: int, kv_dtype: str) -> dict[str, int]:
+    """Bytes of one slot's keys and values, by kind as `cached_elements`; of int8 with scales."""
+    kept = {"sliding": 0, "full": 0}
+    for layer in config.layers:
+        if layer.owner:
+            kind = "sliding" if layer.sliding else "full"
+            kept[kind] += _sizes_token_bytes(layer, kv_dtype) * seen_tokens(config, layer, context)
+    return kept
+
+
 def marks_bytes(config: Gemma4Config, slots: int) -> int:
     """What sampling keeps of each conversation: a mark and an int32 count per vocabulary entry."""
     return slots * config.vocabulary * 5
 
 
-def decode_cost(config: Gemma4Config, element_bytes: int, streams: int, context: int) -> DecodeCost:
+def decode_cost(
+    config: Gemma4Config,
+    element_bytes: int,
+    streams: int,
+    context: int,
+    *,
+    kv_dtype: str | None = None,
+) -> DecodeCost:
     """One step of `streams` conversations with `context` tokens each, all in one dispatch.
 
+    kv_dtype: of keys and values; None: their numbers have `element_bytes` too.
     Of E experts, `streams` independent choices of k take E * (1 - (1 - k/E)**streams).
     """
     groups = parameter_groups(config)
@@ -86,16 +106,20 @@ def decode_cost(config: Gemma4Config, element_bytes: int, streams: int, context:
     untouched = (1 - config.experts_used / config.experts) ** streams if experts else 0.0
     read = sum(groups.values()) + experts * (1 - untouched)
     row = config.hidden + (len(config.layers) * config.per_layer if table else 0)
-    cache = sum(
-        _sizes_token(layer) * seen_tokens(config, layer, context) for layer in config.layers
-    )
+
+    def token(layer: LayerConfig) -> int:
+        if kv_dtype is None:
+            return _sizes_token(layer) * element_bytes
+        return _sizes_token_bytes(layer, kv_dtype)
+
+    cache = sum(token(layer) * seen_tokens(config, layer, context) for layer in config.layers)
     matrices = groups["embedding"] + groups.get("per-layer projection", 0)
     matrices += sum(_sizes_layer_matrices(config, layer) for layer in config.layers)
     attention = sum(_sizes_attention(config, layer, context) for layer in config.layers)
     return DecodeCost(
         weights=read * element_bytes,
         gathered=streams * row * element_bytes,
-        cache=streams * cache * element_bytes,
+        cache=streams * cache,
         flops=streams * (2 * matrices + attention),
     )
 
@@ -174,6 +198,12 @@ def _sizes_group(name: str) -> str:
 def _sizes_token(layer: LayerConfig) -> int:
     """Elements of one token's keys and values in that layer."""
     return 2 * layer.kv_heads * layer.head_dim
+
+
+def _sizes_token_bytes(layer: LayerConfig, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values in that layer, with their scales."""
+    scales = 2 * layer.kv_heads * _SIZES_SCALES.get(kv_dtype, 0)
+    return _sizes_token(layer) * KV_BYTES[kv_dtype] + scales
 
 
 def _sizes_attention(config: Gemma4Config, layer: LayerConfig, context: int) -> int:

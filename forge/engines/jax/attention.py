@@ -133,11 +133,13 @@ def attend(
     )
 
     def take(number: jax.Array, so_far: _Softmax) -> _Softmax:
+        entry = number * block
+
         def cut(rows: jax.Array) -> jax.Array:
-            corner = (view.first, 0, number * block, 0)[: rows.ndim]
+            corner = (view.first, 0, entry, 0)[: rows.ndim]
             return lax.dynamic_slice(rows, corner, (batch, kv_heads, block, *rows.shape[3:]))
 
-        places = lax.dynamic_slice_in_dim(view.positions, number * block, block, axis=1)
+        places = lax.dynamic_slice_in_dim(view.positions, entry, block, axis=1)
         return _softmax_block(
             so_far,
             grouped,
