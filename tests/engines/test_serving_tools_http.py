@@ -33,9 +33,9 @@ class SaysAlways(CountingEngine):
         super().__init__(vocabulary=SIZE, context=1000, chunk=500, steps=steps)
         self.said = [*tokens_of(text), *tokens_of("x") * 100]
 
-    def begin(self, slot: int, prompt: Any, sampling: Any) -> None:
+    def begin(self, slot: int, prompt: Any, sampling: Any, cache_salt: str = "") -> int:
         self.forced[tuple(prompt)] = self.said
-        super().begin(slot, prompt, sampling)
+        return super().begin(slot, prompt, sampling, cache_salt)
 
 
 class ToolsCase(unittest.TestCase):
