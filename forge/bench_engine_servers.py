@@ -41,6 +41,7 @@ def this_engine(folder: Path, dtype: str, cache: Path) -> BenchServer:
     argv = [sys.executable, str(RIG / "jax_server.py"), "--model", str(folder)]
     argv += ["--served-model-name", "bench", "--port", str(port), "--dtype", dtype]
     argv += ["--slots", str(max(STREAMS)), "--max-model-len", str(CONTEXT)]
+    argv += ["--prefix-cache-gb", "0"]  # every prompt is read whole, by all engines
     argv += ["--compile-cache", str(cache)]
     version = f"JAX {importlib.metadata.version('jax')}"
     return BenchServer("this engine", version, argv, port, "bench")

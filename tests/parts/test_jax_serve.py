@@ -143,6 +143,7 @@ class LaunchTest(Case):
                 "--dtype": "bf16",
                 "--api-key-file": str(self.paths.state / "jax-api-key"),
                 "--compile-cache": str(self.paths.cache / "jax"),
+                "--prefix-cache-gb": "0",
             },
         )
         self.assertEqual((launch.port, launch.served_name), (8123, launch.model))

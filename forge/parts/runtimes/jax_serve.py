@@ -195,6 +195,7 @@ class JaxServe:
             *("--slots", str(settings.slots), "--max-model-len", str(settings.max_model_len)),
             *("--dtype", _JAX_DTYPES[settings.dtype], "--api-key-file", str(self.key_file)),
             *("--compile-cache", str(private_folder(self._paths.cache / "jax"))),
+            *("--prefix-cache-gb", "0"),  # of the memory that the model's need is told without
         ]
         return Launch(
             argv=argv,
