@@ -97,20 +97,20 @@ class LongChunksTest(PrefixCase):
         "slots": 1,
         "context": 600,
         "dtype": "f32",
-        "chunk": 64,
+        "chunk": 16,
         "prefix_cache_gb": 0.1,
     }
 
     def test_every_interesting_length(self) -> None:
         lengths = {1, 2, 590}
-        for edge in (WINDOW, 64, 64 + WINDOW, 128, 256, 320, 512):
+        for edge in (WINDOW, 16, 16 + WINDOW, 32, 256, 320, 512):
             lengths |= {edge - 1, edge, edge + 1}
         self.check_lengths(590, lengths)
 
     def test_a_conversation_grows_turn_by_turn(self) -> None:
         """What an answer left is not taken over, but read with the next turn's prompt."""
         prompt: list[int] = some_prompt(150, seed=1)
-        for turn, known in enumerate((0, 128, 192, 320)):
+        for turn, known in enumerate((0, 144, 240, 336)):
             held, told = self.answer(prompt, count=9)
             self.assertEqual(held, known)
             self.assertEqual(told[:3], self.anew(prompt))
@@ -142,13 +142,13 @@ class LongChunksTest(PrefixCase):
             after["prefix_cache_queries_total"] - before["prefix_cache_queries_total"], 259
         )
         self.assertEqual(after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"], 128)
-        # f32 keys and values, 2 heads: two full layers' of 64 tokens, 64 wide; a ring's of 8, 32
-        one = 2 * 4 * 2 * (2 * 64 * 64 + WINDOW * 32)
-        self.assertEqual(after["prefix_cache_bytes"] - before["prefix_cache_bytes"], 2 * one)
-        self.assertEqual(after["compiled_shapes"], 7)  # 3 buckets, a first, a batch; two of these
+        # f32 keys and values, 2 heads: two full layers' of 16 tokens, 64 wide; a ring's of 8, 32
+        one = 2 * 4 * 2 * (2 * 16 * 64 + WINDOW * 32)
+        self.assertEqual(after["prefix_cache_bytes"] - before["prefix_cache_bytes"], 8 * one)
+        self.assertEqual(after["compiled_shapes"], 5)  # a bucket, a first, a batch; two of these
 
     def test_room_for_not_one_chunk_is_refused(self) -> None:
-        with self.assertRaisesRegex(EngineFault, "a chunk of 64 tokens takes"):
+        with self.assertRaisesRegex(EngineFault, "a chunk of 16 tokens takes"):
             JaxEngine(self.folder, **(self.settings | {"prefix_cache_gb": 1e-6}))
 
 
