@@ -46,6 +46,13 @@ class SlotsTest(unittest.TestCase):
         held = [sorted(tuple(t.prompt) for t in one.talks.values()) for one in replicas]
         self.assertEqual(held, [[(0,), (3,)], [(1,)], [(2,)]])
 
+    def test_each_replica_says_what_it_has_kept_itself(self) -> None:
+        engine = loaded(*[CountingEngine(chunk=2, keeps=True) for _ in range(2)])
+        read(engine, 0, range(9))
+        engine.end(0)
+        self.assertEqual([engine.begin(slot, range(9), USUAL) for slot in (0, 1)], [8, 0])
+        self.assertEqual(engine.begin(2, range(9), USUAL, "mine"), 0)
+
     def test_each_answer_is_the_one_of_an_engine_alone(self) -> None:
         engine = loaded(*[CountingEngine(slots=3, chunk=2) for _ in range(2)])
         prompts = {slot: list(range(slot, slot + 5)) for slot in (5, 0, 3, 2)}

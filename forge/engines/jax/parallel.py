@@ -23,7 +23,8 @@ def engine_on_devices(
 ) -> SlotEngine:
     """`data_parallel` copies of the model, each on `tensor_parallel` devices in JAX's order.
 
-    settings: as JaxEngine has them; slots are each copy's own. One device is JAX's default one.
+    settings: as JaxEngine has them; slots are each copy's own, prefix_cache_gb is shared out. One
+    device is JAX's default one.
     Raises as JaxEngine does, ModelRefused where the model does not come out even, EngineFault
     where there are too few devices.
     """
@@ -38,6 +39,7 @@ def engine_on_devices(
             f"tensor parallel {tensor_parallel} times data parallel {data_parallel} takes {wanted}"
             f" devices; here are {len(devices)} ({devices[0].device_kind})"
         )
+    settings["prefix_cache_gb"] = settings.get("prefix_cache_gb", 0.0) / data_parallel
     groups = [
         DeviceGroup(config, devices[first : first + tensor_parallel])
         for first in range(0, wanted, tensor_parallel)

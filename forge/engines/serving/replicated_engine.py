@@ -60,9 +60,12 @@ class ReplicatedEngine:
         for numbers in ((0,), range(1, count)):
             _replica_results([self._threads[n].submit(load_one, n) for n in numbers])
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
         replica, its_slot = self._place(slot)
-        self._asked(replica, self._replicas[replica].begin, its_slot, prompt, sampling)
+        begin = self._replicas[replica].begin
+        return self._asked(replica, begin, its_slot, prompt, sampling, cache_salt)
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         replica, its_slot = self._place(slot)
