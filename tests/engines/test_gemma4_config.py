@@ -241,7 +241,6 @@ class WhatIsRefused(ConfigCase):
             ("rms_norm_eps", 0),
             ("layer_types", [SLIDING] * 7 + ["chunked_attention"]),
             ("layer_types", SLIDING),
-            ("quantization_config", {"quant_method": "compressed-tensors"}),
             ("rope_scaling", {"rope_type": "linear", "factor": 8.0}),
             ("rope_theta", 10000.0),
             ("attn_logit_softcapping", 50.0),
@@ -324,7 +323,6 @@ class WhatIsRefused(ConfigCase):
     def test_what_stands_outside_the_text_half(self) -> None:
         for key, value in (
             ("tie_word_embeddings", False),
-            ("quantization_config", {"bits": 4}),
             ("text_config", None),
             ("text_config", []),
             ("auto_map", {"AutoConfig": "code.Config"}),

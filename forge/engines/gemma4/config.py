@@ -33,12 +33,26 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class PackedRule:
+    """Which matrices a checkpoint stores as packed 4-bit integers, as its config says.
+
+    `group`: columns that share a scale. A module is packed where one of `targets` fits it and none
+    of `ignored` does: a whole name, "re:" before an expression for a name's beginning, or "Linear".
+    """
+
+    group: int
+    targets: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Gemma4Config:
     """The text half of a Gemma 4: everything that moves a logit.
 
     `per_layer` is the width of a per-layer embedding (0: the model has none), `experts` the number
     of experts (0: dense), `experts_used` how many a token takes, `expert_intermediate` the width of
-    one. `softcap` 0 means none. `stored_dtype` is "bfloat16", "float32" or "float16".
+    one. `softcap` 0 means none. `stored_dtype` is "bfloat16", "float32" or "float16". `packed` is
+    None where all is stored plainly.
     """
 
     hidden: int
@@ -60,3 +74,4 @@ class Gemma4Config:
     bos: int | None
     eos: tuple[int, ...]
     pad: int | None
+    packed: PackedRule | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from forge.engines.gemma4.config import Gemma4Config, LayerConfig
 from forge.engines.gemma4.config_fields import ConfigFields
 from forge.engines.gemma4.model_folder import folder_json, has_model_file
+from forge.engines.gemma4.quantization_config import read_packed_rule
 from forge.engines.gemma4.refusal import ConfigRefused, ModelRefused
 
 _CONFIG_SLIDING, _CONFIG_FULL = "sliding_attention", "full_attention"
@@ -131,6 +132,7 @@ def _config_text(
         bos=text.token("bos_token_id", 2),
         eos=_config_ends(text, outside, sampling),
         pad=text.token("pad_token_id", 0),
+        packed=read_packed_rule(text, outside),
     )
 
 

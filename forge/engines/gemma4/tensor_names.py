@@ -45,6 +45,11 @@ def model_tensors(config: Gemma4Config) -> dict[str, TensorShape]:
     return tensors
 
 
+def is_linear_tensor(name: str, shape: TensorShape) -> bool:
+    """Whether it is the matrix of what transformers calls a Linear; no table, no experts."""
+    return len(shape) == 2 and name not in (EMBEDDING_TENSOR, TABLE_TENSOR, HEAD_TENSOR)
+
+
 def match_tensors(config: Gemma4Config, stored: Mapping[str, TensorShape]) -> dict[str, str]:
     """{name in the model: name in the file}; a stored head stands under HEAD_TENSOR.
 

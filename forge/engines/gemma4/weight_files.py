@@ -14,11 +14,23 @@ import numpy as np
 
 from forge.engines.gemma4.config import Gemma4Config
 from forge.engines.gemma4.model_folder import folder_json, has_model_file, model_file
+from forge.engines.gemma4.packed_tensors import (
+    PackedMatrix,
+    PackedPlace,
+    is_packed_by,
+    packed_places,
+)
 from forge.engines.gemma4.refusal import ModelRefused, WeightsRefused
 from forge.engines.gemma4.safetensors_header import StoredTensor, safetensors_header
-from forge.engines.gemma4.tensor_names import EMBEDDING_TENSOR, HEAD_TENSOR, match_tensors
+from forge.engines.gemma4.tensor_names import (
+    EMBEDDING_TENSOR,
+    HEAD_TENSOR,
+    is_linear_tensor,
+    match_tensors,
+)
 
 WeightArray = np.ndarray[Any, np.dtype[Any]]
+WeightPlace = StoredTensor | PackedPlace
 
 _WEIGHTS_FILE = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -26,10 +38,11 @@ _WEIGHTS_COMPARED = 1 << 24  # bytes at once: what a comparison may take for its
 _WEIGHTS_FLOATS = ("BF16", "F32", "F16")
 
 
-def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, WeightPlace]:
     """Where each of the text half's tensors lies, by its name in the model. Reads headers only.
 
-    One file, or several with an index; each in any of bf16, f16 and f32.
+    One file, or several with an index; each in any of bf16, f16 and f32, and matrices packed as
+    and where the config says.
     Raises WeightsRefused that names the file or the tensor.
     """
     try:
@@ -38,17 +51,25 @@ def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, StoredTensor
         raise
     except ModelRefused as refusal:
         raise WeightsRefused(str(refusal)) from None
-    names = match_tensors(config, {name: tensor.shape for name, tensor in found.items()})
-    for name in names.values():
-        if found[name].element not in _WEIGHTS_FLOATS:
+    plain, packed = packed_places(found, config.packed)
+    places: dict[str, WeightPlace] = {**plain, **packed}
+    names = match_tensors(config, {name: place.shape for name, place in places.items()})
+    for bare, name in names.items():
+        if name in packed and not is_linear_tensor(bare, packed[name].shape):
+            raise WeightsRefused(f"{name!r} is packed, which this engine does not read")
+        if config.packed and bare != HEAD_TENSOR and is_linear_tensor(bare, places[name].shape):
+            if is_packed_by(config.packed, name) != (name in packed):
+                stored, meant = ("plain", "packed") if name in plain else ("packed", "plain")
+                raise WeightsRefused(f"{name!r} is stored {stored}, config.json says {meant}")
+        if name in plain and plain[name].element not in _WEIGHTS_FLOATS:
             raise WeightsRefused(
-                f"the tensor {name!r} has elements of type {found[name].element}; this engine"
+                f"the tensor {name!r} has elements of type {plain[name].element}; this engine"
                 f" reads {', '.join(_WEIGHTS_FLOATS)}"
             )
-    return {bare: found[name] for bare, name in names.items()}
+    return {bare: places[name] for bare, name in names.items()}
 
 
-def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray]:
+def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray | PackedMatrix]:
     """The text half's tensors by name (`layers.3.self_attn.q_proj.weight`), as they are stored.
 
     Read-only views of the mapped files, in the element type of the file (bf16 as
@@ -60,14 +81,24 @@ def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray
     """
     places = stored_tensors(folder, config)
     mapped: dict[Path, memoryview] = {}
-    for place in places.values():
+
+    def view(place: StoredTensor) -> WeightArray:
         if place.path not in mapped:
             mapped[place.path] = _weights_mapped(place.path)
-    views = {name: _weights_view(mapped[place.path], place) for name, place in places.items()}
-    head = views.pop(HEAD_TENSOR, None)
-    if head is not None and not _weights_equal(head, views[EMBEDDING_TENSOR]):
+        return _weights_view(mapped[place.path], place)
+
+    opened: dict[str, WeightArray | PackedMatrix] = {}
+    for name, place in places.items():
+        if isinstance(place, StoredTensor):
+            opened[name] = view(place)
+            continue
+        if tuple(view(place.stated)) != place.shape:
+            raise WeightsRefused(f"{name} is {list(place.shape)}, beside it stands another shape")
+        opened[name] = PackedMatrix(view(place.words), view(place.scales))
+    head = opened.pop(HEAD_TENSOR, None)
+    if head is not None and not _weights_equal(head, opened[EMBEDDING_TENSOR]):
         raise WeightsRefused(f"{HEAD_TENSOR} is another matrix than {EMBEDDING_TENSOR}")
-    return views
+    return opened
 
 
 def _weights_headers(folder: Path) -> dict[str, StoredTensor]:
@@ -106,14 +137,15 @@ def _weights_view(mapped: memoryview, place: StoredTensor) -> WeightArray:
     import ml_dtypes
 
     kinds: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F16": np.float16}
+    kinds |= {"I32": np.uint32, "I64": np.int64}  # packed words have no sign
     kind = np.dtype(kinds[place.element])
     elements = place.size // kind.itemsize
     return np.frombuffer(mapped, kind, elements, place.begin).reshape(place.shape)
 
 
-def _weights_equal(one: WeightArray, other: WeightArray) -> bool:
-    """Whether both hold the same bytes, looked at piece by piece."""
-    if one.dtype != other.dtype:
+def _weights_equal(one: WeightArray | PackedMatrix, other: WeightArray | PackedMatrix) -> bool:
+    """Whether both are arrays that hold the same bytes, looked at piece by piece."""
+    if isinstance(one, PackedMatrix) or isinstance(other, PackedMatrix) or one.dtype != other.dtype:
         return False
     first, second = one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8)
     return all(
