@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from forge.engines.gemma4.config_reader import read_config
+from forge.engines.gemma4.packed_tensors import PackedMatrix
 from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.weight_files import open_weights
+from forge.engines.gemma4.weight_forms import weight_forms
 from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_shapes
 from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
 from forge.engines.jax.mesh import DeviceGroup, placed_on
@@ -153,13 +155,14 @@ class JaxEngine:
 
     context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
     and, where kv_dtype is "auto", of keys and values; those may be "int8". chunk: most prompt
-    tokens of one dispatch. steps: most tokens of one decode. compile_cache: a folder that keeps
+    tokens of one dispatch. steps: most tokens of one decode. quantization, unpack: in which form
+    weights are served, as `weight_forms` takes them. compile_cache: a folder that keeps
     compiled programs for the next start. prefix_cache_gb: of the host's memory, for the beginnings
     of prompts; 0 keeps none. group: the devices that it runs on, JAX's default one where None.
-    original: an engine of the same folder and dtype that is loaded before this one, which then
-    copies its weights and reads no file.
-    Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
-    not so many positions, or prefixes have no room.
+    original: an engine of the same folder, dtype and forms that is loaded before this one, which
+    then copies its weights and reads no file.
+    Raises ModelRefused where the folder's config is not understood or its weights cannot be
+    quantised, EngineFault where the model has not so many positions, or prefixes have no room.
     """
 
     def __init__(
@@ -171,6 +174,8 @@ class JaxEngine:
         dtype: str,
         chunk: int = 256,
         steps: int = 1,
+        quantization: str = "none",
+        unpack: str = "step",
         kv_dtype: str = "auto",
         compile_cache: Path | None = None,
         prefix_cache_gb: float = 0.0,
@@ -180,6 +185,8 @@ class JaxEngine:
         self._folder = folder
         self._group, self._original = group, original
         self._config = read_config(folder)
+        self._quantization, self._unpack = quantization, unpack
+        weight_forms(self._config, (), quantization)  # refuses what cannot be quantised
         if context > self._config.positions:
             raise EngineFault(
                 f"a context of {context} tokens: the model has {self._config.positions} positions"
@@ -225,6 +232,7 @@ class JaxEngine:
                 steps=limits.steps,
                 kv_dtype=self._kv_dtype,
                 keeps_prefixes=self._prefixes is not None,
+                forms=self._forms,
             )
             self._programs = compiled_programs(programs, compiling, self._group)
             self._state: EngineState = (
@@ -346,11 +354,14 @@ class JaxEngine:
 
     def _placed_params(self, placed: Callable[[float], None]) -> Params:
         if self._original is not None and self._group is not None:
+            self._forms = self._original._forms
             copied: Params = self._group.placed(self._original._params)
             placed(1.0)
             return copied
         weights = open_weights(self._folder, self._config)
-        return place_params(weights, self._dtype, placed, self._group)
+        packed = [name for name, view in weights.items() if isinstance(view, PackedMatrix)]
+        self._forms = weight_forms(self._config, packed, self._quantization, self._unpack)
+        return place_params(weights, self._dtype, placed, self._forms, self._group)
 
     def _run(self, name: str, *arguments: Any) -> Any:
         """Run a program on weights and state, which it replaces."""

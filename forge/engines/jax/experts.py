@@ -6,12 +6,15 @@ of one expert each, as many as there are: no expert without a token is read, non
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from forge.engines.jax.linear import project
 from forge.engines.jax.mesh import summed_over_parts
+from forge.engines.jax.quantised import Weight
 from forge.engines.jax.rules import gelu
 
 _EXPERT_ROWS_MOST = 64
@@ -26,7 +29,7 @@ def expert_block_rows(pairs: int, experts: int) -> int:
 
 
 def through_experts(
-    x: jax.Array, ids: jax.Array, shares: jax.Array, gate_up: jax.Array, down: jax.Array
+    x: jax.Array, ids: jax.Array, shares: jax.Array, gate_up: Weight, down: Weight
 ) -> jax.Array:
     """Sum of each token's experts' answers, weighted by its shares: [tokens, hidden] f32.
 
@@ -42,8 +45,8 @@ def _through_own_experts(
     x: jax.Array,
     ids: jax.Array,
     shares: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
+    gate_up: Weight,
+    down: Weight,
 ) -> jax.Array:
     """`through_experts` of those from number `first` on; None where all are here."""
     tokens, used = ids.shape
@@ -65,9 +68,9 @@ def _through_own_experts(
         start = pair_ends[expert] - taken[expert] + (blocks - blocks_left) * block
         places = start + jnp.arange(block, dtype=jnp.int32)
         rows = x[order[jnp.minimum(places, pairs - 1)] // used]
-        both = project(rows, lax.dynamic_index_in_dim(gate_up, expert, keepdims=False))
+        both = project(rows, _weight_of_expert(gate_up, expert))
         gate, up = jnp.split(both, 2, axis=-1)
-        answer = project(gelu(gate) * up, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        answer = project(gelu(gate) * up, _weight_of_expert(down, expert))
         # The last block of an expert may reach into the next one's pairs: those are dropped.
         return answers.at[jnp.where(places < pair_ends[expert], order[places], pairs)].set(
             answer, mode="drop"
@@ -75,3 +78,13 @@ def _through_own_experts(
 
     answers = lax.fori_loop(0, block_ends[-1], take, jnp.zeros((pairs, x.shape[-1]), jnp.float32))
     return jnp.sum(answers.reshape(tokens, used, -1) * shares[..., None], axis=1)
+
+
+def _weight_of_expert(weights: Weight, expert: jax.Array) -> Any:
+    """One expert's matrix, in whatever form all of them are."""
+
+    def one_of(array: jax.Array) -> jax.Array:
+        one: jax.Array = lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        return one
+
+    return jax.tree.map(one_of, weights)

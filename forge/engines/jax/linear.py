@@ -25,17 +25,37 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from forge.engines.jax.quantised import (
+    Int8Weight,
+    PackedWeight,
+    Weight,
+    int8_product,
+    packed_product,
+)
 
-def project(x: jax.Array, w: jax.Array) -> jax.Array:
+
+def project(x: jax.Array, w: Weight) -> jax.Array:
     """x [..., k] times the transpose of w [n, k]: [..., n] f32.
 
     x is rounded to w's dtype; sums are f32. A row's result depends on no other row, and not on
     which row it is.
     """
-    rows = x.reshape(-1, x.shape[-1]).astype(w.dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    if isinstance(w, PackedWeight):
+        product = packed_product(rows, w)
+    elif isinstance(w, Int8Weight):
+        product = int8_product(rows, w)
+    else:
+        product = _project_plain(rows, w)
+    return product.reshape(*x.shape[:-1], w.shape[0])
+
+
+def _project_plain(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [rows, k] with stored weights as they are."""
+    rows = x.astype(w.dtype)
     on_cpu = _project_bf16_on_cpu if w.dtype == jnp.bfloat16 else _project_on_cpu
     product: jax.Array = lax.platform_dependent(rows, w, cpu=on_cpu, default=_project_plainly)
-    return product.reshape(*x.shape[:-1], w.shape[0])
+    return product
 
 
 def _project_plainly(rows: jax.Array, w: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ transformers 5.24, models/gemma4/modeling_gemma4.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,9 @@ from forge.engines.jax.rules import (
     table_scale,
 )
 
-Params = Mapping[str, jax.Array]
-_Weight = Callable[[str], jax.Array]
+# Arrays; what `project` and the experts take may be a Weight in another form.
+Params = Mapping[str, Any]
+_Weight = Callable[[str], Any]
 
 
 class NewTokens(NamedTuple):
@@ -198,7 +199,7 @@ def through_layers(
 
     for layer in layers:
 
-        def weight(name: str, prefix: str = f"layers.{layer.index}.") -> jax.Array:
+        def weight(name: str, prefix: str = f"layers.{layer.index}.") -> Any:
             return params[prefix + name]
 
         turned = tables[layer.sliding]

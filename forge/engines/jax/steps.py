@@ -6,7 +6,7 @@ starts, for the chip that is here or for one that is not. Nothing in them looks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from forge.engines.gemma4.config import Gemma4Config
+from forge.engines.gemma4.weight_forms import WeightForm
 from forge.engines.jax.cache import EngineState, moved_row, stand_in, state_shapes
 from forge.engines.jax.model import (
     NewTokens,
@@ -213,12 +214,14 @@ def engine_programs(
     steps: int = 1,
     kv_dtype: jnp.dtype | None = None,
     keeps_prefixes: bool = False,
+    forms: Mapping[str, WeightForm] | None = None,
 ) -> Iterator[EngineProgram]:
     """Every program of such an engine, with the shapes that it is compiled for.
 
-    kv_dtype: of keys and values; None is `dtype`, that of the weights.
+    kv_dtype: of keys and values; None is `dtype`, that of the weights. `forms`: of each tensor by
+    name; all are plain without it.
     """
-    params = param_shapes(config, dtype)
+    params = param_shapes(config, dtype, forms)
     state = state_shapes(config, slots, context, kv_dtype or dtype)
     number = stand_in((), jnp.int32)
     stream = stand_in((1, 1, config.hidden), jnp.float32)
