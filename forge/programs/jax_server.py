@@ -20,8 +20,11 @@ from pathlib import Path
 
 from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.explain import explain_text
+from forge.engines.gemma4.memory_need import memory_need, refuse_beyond
 from forge.engines.gemma4.model_folder import has_model_file, model_file
 from forge.engines.gemma4.refusal import ModelRefused
+from forge.engines.gemma4.weight_forms import QUANTIZATIONS, UNPACKINGS
+from forge.engines.jax.device_memory import device_memory_bytes
 from forge.engines.jax.engine import ENGINE_DTYPES, KV_DTYPES
 from forge.engines.jax.parallel import engine_on_devices
 from forge.engines.serving.chat_text import ModelTextError, read_model_text
@@ -58,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
                     chunk=arguments.chunk,
                     kv_dtype=arguments.kv_dtype,
                     prefix_cache_gb=arguments.prefix_cache_gb,
+                    quantization=arguments.quantization,
+                    unpack=arguments.unpack,
                     bandwidth_gb_s=arguments.bandwidth_gb_s,
                 )
             )
@@ -74,9 +79,12 @@ def main(argv: list[str] | None = None) -> int:
             chunk=arguments.chunk,
             steps=arguments.steps,
             kv_dtype=arguments.kv_dtype,
+            quantization=arguments.quantization,
+            unpack=arguments.unpack,
             compile_cache=arguments.compile_cache,
             prefix_cache_gb=arguments.prefix_cache_gb,
         )
+        _check_memory(arguments, context)
     except (ModelRefused, ModelTextError, EngineFault, _WrongUsage) as error:
         return _ended(2, str(error))
     scheduler = Scheduler(engine, arguments.max_queue, _LoadingLines().tell)
@@ -101,6 +109,25 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(0)
     return _ended(1, failed) if failed else 0
+
+
+def _check_memory(arguments: argparse.Namespace, context: int) -> None:
+    """Refuse a start that needs more memory than it may use, before any weight is read."""
+    limit = device_memory_bytes()
+    if arguments.memory_gb is not None:
+        limit = round(arguments.memory_gb * 1e9)
+    if limit is None:
+        return
+    need = memory_need(
+        arguments.model,
+        dtype=arguments.dtype,
+        slots=arguments.slots,
+        context=context,
+        chunk=arguments.chunk,
+        quantization=arguments.quantization,
+        unpack=arguments.unpack,
+    )
+    refuse_beyond(need, limit)
 
 
 async def serve_until_asked(scheduler: Scheduler, server: HttpServer, drain_s: float) -> str:
@@ -213,6 +240,11 @@ def _server_parser() -> argparse.ArgumentParser:
         default=64,
         help="requests that may wait for a slot (default %(default)s)",
     )
+    room.add_argument(
+        "--memory-gb",
+        type=_positive,
+        help="that may be used; a start that needs more is refused (default what the device says)",
+    )
     how = parser.add_argument_group("how it is computed")
     how.add_argument(
         "--dtype",
@@ -226,6 +258,18 @@ def _server_parser() -> argparse.ArgumentParser:
         default="auto",
         help="of keys and values: auto is --dtype, int8 has a scale for each of them "
         "(default %(default)s)",
+    )
+    how.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="none",
+        help="make 8-bit integers of a plain checkpoint's matrices (default %(default)s)",
+    )
+    how.add_argument(
+        "--unpack",
+        choices=UNPACKINGS,
+        default="step",
+        help="packed weights: in each step, small, or once at load (default %(default)s)",
     )
     how.add_argument(
         "--chunk",
@@ -286,6 +330,14 @@ def _gigabytes(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
+
+
+def _positive(text: str) -> float:
+    """A finite number above zero, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number above 0")
     return value
 
 

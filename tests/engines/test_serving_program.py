@@ -24,7 +24,7 @@ from forge.engines.serving.scheduler import Scheduler
 from forge.engines.serving.slot_engine import EngineFault
 from forge.programs.jax_server import main, serve_until_asked
 from tests.engines.counting_engine import CountingEngine
-from tests.engines.gemma4_files import text_config
+from tests.engines.gemma4_files import model_folder, text_config
 from tests.engines.serving_folder import make_serving_folder, small_tokenizer
 from tests.engines.serving_host import MODEL, wait_until
 
@@ -64,6 +64,10 @@ class Refusals(unittest.TestCase):
             (*model, "--prefix-cache-gb", "-1"),
             (*model, "--prefix-cache-gb", "nan"),
             (*model, "--prefix-cache-gb", "much"),
+            (*model, "--quantization", "int4"),
+            (*model, "--unpack", "never"),
+            (*model, "--memory-gb", "0"),
+            (*model, "--memory-gb", "nan"),
             (*model, "--anything"),
         ):
             status, words = self.said(*arguments)
@@ -95,6 +99,19 @@ class Refusals(unittest.TestCase):
             self.assertEqual(status, 2)
             self.assertIn(words, said)
             self.assertEqual(said.count("\n"), 1)
+
+    def test_a_start_beyond_the_memory_is_one_line_and_2_before_weights_are_read(self) -> None:
+        model = make_serving_folder(self.folder / "model")
+        stated = text_config(vocab_size=SIZE, vocab_size_per_layer_input=SIZE)
+        model_folder(model, stated)
+        with (model / "model.safetensors").open("r+b") as file:
+            length = int.from_bytes(file.read(8), "little")
+            file.seek(8 + length)
+            file.write(b"\xff" * 4096)  # values that are no numbers, and nobody looks at them
+        status, words = self.said("--model", str(model), "--memory-gb", "0.0001")
+        self.assertEqual(status, 2)
+        self.assertRegex(words, r"^jax_server: this needs 0\.\d{3} GB of memory, .*\n$")
+        self.assertEqual(words.count("\n"), 1)
 
     def test_help_says_how_it_ends(self) -> None:
         out = io.StringIO()

@@ -11,34 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from forge.engines.gemma4.config import Gemma4Config
-from forge.engines.gemma4.config_reader import read_config
+from forge.engines.gemma4.memory_need import MemoryNeed, memory_need
 from forge.engines.gemma4.memory_speed import read_speed
 from forge.engines.gemma4.sizes import (
     DTYPE_BYTES,
     DecodeCost,
     bound_tokens_per_s,
-    cached_bytes,
     decode_cost,
-    marks_bytes,
     parameter_groups,
     prompt_flops,
-    temporary_bytes,
 )
 from forge.engines.gemma4.weight_files import stored_tensors
+from forge.engines.gemma4.weight_forms import forms_title
 
 _EXPLAIN_FIRST = 38  # characters of a row's name
 
 
 @dataclass(frozen=True)
 class _Explained:
-    """What is asked: the model, how it would be served, and how fast memory and compute are."""
+    """What is asked: the memory that it takes, and how fast memory and compute are."""
 
-    config: Gemma4Config
+    need: MemoryNeed
     stored: int
-    dtype: str
-    slots: int
-    context: int
-    chunk: int
     bandwidth: float
     measured: bool
     flop_rate: float | None
@@ -46,41 +40,16 @@ class _Explained:
     prefixes: int
 
     @property
-    def size(self) -> int:
-        """Bytes of a served element."""
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def weights(self) -> dict[str, int]:
-        """Bytes of the weights by group."""
-        return {name: n * self.size for name, n in parameter_groups(self.config).items()}
-
-    @property
-    def caches(self) -> dict[str, int]:
-        """Bytes of all slots' keys and values, of sliding and of full layers."""
-        kept = cached_bytes(self.config, self.context, self.kv_dtype)
-        return {kind: self.slots * size for kind, size in kept.items()}
-
-    @property
-    def temporaries(self) -> dict[str, int]:
-        """Bytes that dispatches need for a while."""
-        return temporary_bytes(self.config, self.chunk, self.slots)
-
-    @property
-    def total(self) -> int:
-        """Bytes of all that is kept and of all temporaries, as if they were needed at once."""
-        kept = sum(self.weights.values()) + sum(self.caches.values())
-        return kept + marks_bytes(self.config, self.slots) + sum(self.temporaries.values())
-
-    @property
     def tokens(self) -> int:
         """Tokens of a conversation that steps and prompts are reckoned for: half the context."""
-        return max(1, self.context // 2)
+        return max(1, self.need.context // 2)
 
     def step(self, streams: int) -> DecodeCost:
         """One decode step of that many conversations."""
-        kv_dtype = self.kv_dtype
-        return decode_cost(self.config, self.size, streams, self.tokens, kv_dtype=kv_dtype)
+        need, kv_dtype = self.need, self.kv_dtype
+        return decode_cost(
+            need.config, need.element, streams, self.tokens, need.forms, kv_dtype=kv_dtype
+        )
 
     def bound(self, streams: int) -> float:
         """Tokens a second at most."""
@@ -96,29 +65,36 @@ def explain_text(
     chunk: int = 256,
     kv_dtype: str = "auto",
     prefix_cache_gb: float = 0.0,
+    quantization: str = "none",
+    unpack: str = "step",
     bandwidth_gb_s: float | None = None,
     gflop_s: float | None = None,
 ) -> str:
     """A table for people, and as its last line the same figures as one JSON object.
 
     Reads the config and the headers of the weights' files. dtype "f32" or "bf16": of weights and,
-    where kv_dtype is "auto" and not "int8", of caches. prefix_cache_gb is of the host's memory, and
-    not in the total. bandwidth_gb_s None: this machine's memory is measured, which takes about a
-    second. gflop_s None: the bound is the memory's alone.
+    where kv_dtype is "auto" and not "int8", of caches; quantization and unpack as `weight_forms`
+    takes them. prefix_cache_gb is of the host's memory, and not in the total. bandwidth_gb_s None:
+    this machine's memory is measured, which takes about a second. gflop_s None: the bound is the
+    memory's alone.
     Raises ModelRefused, and ValueError for a dtype that is not known or no slots or context.
     """
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPE_BYTES)}")
     if min(slots, context, chunk) < 1:
         raise ValueError(f"slots {slots}, context {context}, chunk {chunk}: all are at least 1")
-    config = read_config(folder)
-    asked = _Explained(
-        config=config,
-        stored=sum(tensor.size for tensor in stored_tensors(folder, config).values()),
+    need = memory_need(
+        folder,
         dtype=dtype,
         slots=slots,
         context=context,
         chunk=min(chunk, context),
+        quantization=quantization,
+        unpack=unpack,
+    )
+    asked = _Explained(
+        need=need,
+        stored=sum(place.size for place in stored_tensors(folder, need.config).values()),
         bandwidth=read_speed() if bandwidth_gb_s is None else bandwidth_gb_s * 1e9,
         measured=bandwidth_gb_s is None,
         flop_rate=None if gflop_s is None else gflop_s * 1e9,
@@ -131,23 +107,24 @@ def explain_text(
 
 def _explain_memory(asked: _Explained) -> list[str]:
     """What lies in memory, and why."""
-    config = asked.config
+    need = asked.need
+    config = need.config
     elements = parameter_groups(config)
-    caches, marks = asked.caches, marks_bytes(config, asked.slots)
-    form = "" if asked.kv_dtype == asked.dtype else f", {asked.kv_dtype}"
+    weights, caches = need.weights, need.caches
+    form = "" if asked.kv_dtype == need.dtype else f", {asked.kv_dtype}"
     rows = [
-        (f"weights as {asked.dtype}", "parameters", "bytes"),
-        *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in asked.weights.items()),
-        ("  together", f"{sum(elements.values()):,}", f"{sum(asked.weights.values()):,}"),
+        (f"weights as {forms_title(need.forms, need.dtype)}", "parameters", "bytes"),
+        *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in weights.items()),
+        ("  together", f"{sum(elements.values()):,}", f"{sum(weights.values()):,}"),
         (),
-        (f"kept for {asked.slots} slots of {asked.context:,}", "", "bytes"),
+        (f"kept for {need.slots} slots of {need.context:,}", "", "bytes"),
         (f"  rings of {config.window:,} tokens{form}", "", f"{caches['sliding']:,}"),
         (f"  full layers' keys and values{form}", "", f"{caches['full']:,}"),
-        ("  sampling's marks and counts", "", f"{marks:,}"),
+        ("  sampling's marks and counts", "", f"{need.marks:,}"),
         (),
-        (f"estimated for chunks of {asked.chunk}", "", "bytes"),
-        *((f"  {name}", "", f"{n:,}") for name, n in asked.temporaries.items() if n),
-        ("all of it", "", f"{asked.total:,}"),
+        (f"estimated for chunks of {need.chunk}", "", "bytes"),
+        *((f"  {name}", "", f"{n:,}") for name, n in need.temporaries.items() if n),
+        ("all of it", "", f"{need.total:,}"),
         ("beside it prompts' beginnings, at most", "", f"{asked.prefixes:,}"),
     ]
     lies = f"{asked.stored / 1e9:.3f} GB of text weights lie in the folder"
@@ -156,9 +133,9 @@ def _explain_memory(asked: _Explained) -> list[str]:
 
 def _explain_steps(asked: _Explained) -> list[str]:
     """What a step and a prompt cost, and the bound."""
-    streams = sorted({1, asked.slots})
+    streams = sorted({1, asked.need.slots})
     steps = [asked.step(count) for count in streams]
-    per_token = prompt_flops(asked.config, asked.tokens) / asked.tokens
+    per_token = prompt_flops(asked.need.config, asked.tokens) / asked.tokens
     source = "measured now with all cores" if asked.measured else "as given"
     compute = "not given"
     if asked.flop_rate is not None:
@@ -181,19 +158,21 @@ def _explain_steps(asked: _Explained) -> list[str]:
 
 def _explain_figures(asked: _Explained) -> dict[str, Any]:
     """The same for programs: bytes, tokens, operations, all for the whole of what is asked."""
-    steps = {count: asked.step(count) for count in sorted({1, asked.slots})}
+    need = asked.need
+    steps = {count: asked.step(count) for count in sorted({1, need.slots})}
     return {
-        "dtype": asked.dtype,
+        "dtype": need.dtype,
+        "weights": forms_title(need.forms, need.dtype),
         "kv_dtype": asked.kv_dtype,
-        "slots": asked.slots,
-        "context": asked.context,
-        "chunk": asked.chunk,
+        "slots": need.slots,
+        "context": need.context,
+        "chunk": need.chunk,
         "stored_bytes": asked.stored,
-        "weights_bytes": asked.weights,
-        "kv_bytes": asked.caches,
-        "marks_bytes": marks_bytes(asked.config, asked.slots),
-        "temporary_bytes": asked.temporaries,
-        "total_bytes": asked.total,
+        "weights_bytes": need.weights,
+        "kv_bytes": need.caches,
+        "marks_bytes": need.marks,
+        "temporary_bytes": need.temporaries,
+        "total_bytes": need.total,
         "prefix_cache_bytes": asked.prefixes,
         "tokens": asked.tokens,
         "steps": [
@@ -207,7 +186,7 @@ def _explain_figures(asked: _Explained) -> dict[str, Any]:
             }
             for count, step in steps.items()
         ],
-        "prompt_flops": round(prompt_flops(asked.config, asked.tokens)),
+        "prompt_flops": round(prompt_flops(need.config, asked.tokens)),
         "bandwidth_bytes_per_s": round(asked.bandwidth),
         "bandwidth_measured": asked.measured,
         "flop_per_s": asked.flop_rate,

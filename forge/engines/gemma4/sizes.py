@@ -7,10 +7,12 @@ or one addition, so that a weight costs two of them per token.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forge.engines.gemma4.config import Gemma4Config, LayerConfig
 from forge.engines.gemma4.tensor_names import EMBEDDING_TENSOR, TABLE_TENSOR, model_tensors
+from forge.engines.gemma4.weight_forms import WeightForm, stored_bytes
 
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 KV_BYTES = DTYPE_BYTES | {"int8": 1}  # of one number of keys and values
@@ -22,6 +24,7 @@ _SIZES_GROUPS = (
 _SIZES_SCALES = {"int8": 4}  # bytes beside the numbers of one key or value of one head
 _SIZES_F32 = 4  # sums, norms, softmax and logits are f32 whatever the weights are
 _SIZES_KEY_BLOCK = 256  # keys that attention takes at once, as forge.engines.jax.attention does
+_SIZES_UNPACKED = 512  # inputs that a CPU unpacks at once, as forge.engines.jax.quantised does
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,17 @@ def parameter_groups(config: Gemma4Config) -> dict[str, int]:
     for name, shape in model_tensors(config).items():
         counted[_sizes_group(name)] += math.prod(shape)
     return {group: elements for group, elements in counted.items() if elements}
+
+
+def weight_group_bytes(
+    config: Gemma4Config, element_bytes: int, forms: Mapping[str, WeightForm] | None = None
+) -> dict[str, int]:
+    """Bytes of the weights by group, each tensor in its form; without `forms` all are plain."""
+    counted = dict.fromkeys(_SIZES_GROUPS, 0)
+    for name, shape in model_tensors(config).items():
+        form = forms[name] if forms else "plain"
+        counted[_sizes_group(name)] += stored_bytes(config, shape, form, element_bytes)
+    return {group: size for group, size in counted.items() if size}
 
 
 def seen_tokens(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
@@ -92,19 +106,22 @@ def decode_cost(
     element_bytes: int,
     streams: int,
     context: int,
+    forms: Mapping[str, WeightForm] | None = None,
     *,
     kv_dtype: str | None = None,
 ) -> DecodeCost:
     """One step of `streams` conversations with `context` tokens each, all in one dispatch.
 
-    kv_dtype: of keys and values; None: their numbers have `element_bytes` too.
+    Weights are read in their `forms`: a packed matrix is unpacked on its way. kv_dtype: of keys and
+    values; None: their numbers have `element_bytes` too.
     Of E experts, `streams` independent choices of k take E * (1 - (1 - k/E)**streams).
     """
     groups = parameter_groups(config)
-    table = groups.pop("per-layer table", 0)
-    experts = groups.pop("experts", 0)
+    stored = weight_group_bytes(config, element_bytes, forms)
+    table = stored.pop("per-layer table", 0)
+    experts = stored.pop("experts", 0)
     untouched = (1 - config.experts_used / config.experts) ** streams if experts else 0.0
-    read = sum(groups.values()) + experts * (1 - untouched)
+    read = sum(stored.values()) + experts * (1 - untouched)
     row = config.hidden + (len(config.layers) * config.per_layer if table else 0)
 
     def token(layer: LayerConfig) -> int:
@@ -117,7 +134,7 @@ def decode_cost(
     matrices += sum(_sizes_layer_matrices(config, layer) for layer in config.layers)
     attention = sum(_sizes_attention(config, layer, context) for layer in config.layers)
     return DecodeCost(
-        weights=read * element_bytes,
+        weights=read,
         gathered=streams * row * element_bytes,
         cache=streams * cache,
         flops=streams * (2 * matrices + attention),
@@ -147,13 +164,24 @@ def prompt_flops(config: Gemma4Config, tokens: int) -> int:
     return 2 * (tokens * (owners + once) + last) + attention
 
 
-def temporary_bytes(config: Gemma4Config, chunk: int, slots: int) -> dict[str, int]:
+def temporary_bytes(
+    config: Gemma4Config, chunk: int, slots: int, forms: Mapping[str, WeightForm] | None = None
+) -> dict[str, int]:
     """An estimate of what a dispatch needs beside weights and caches, by what it is for.
 
     A prompt's chunk: two copies of one layer's scores (a block of keys at a time), three of the
     widest MLP's inner rows, two of the per-layer inputs. A decode: three rows of logits a stream.
-    All f32. A compiler may need less or more; `make aot` says what some of them do.
+    With packed weights a block of the widest, unpacked. All f32. A compiler may need less or more;
+    `make aot` says what some of them do.
     """
+    unpacked = {}
+    if forms and "packed" in forms.values():
+        widest = max(
+            min(shape[-1], _SIZES_UNPACKED) * shape[0]
+            for name, shape in model_tensors(config).items()
+            if forms[name] == "packed"
+        )
+        unpacked["unpacked weights"] = _SIZES_F32 * widest
     scores = max(layer.heads for layer in config.layers) * max(_SIZES_KEY_BLOCK, chunk)
     inner = max(layer.intermediate for layer in config.layers)
     return {
@@ -163,7 +191,7 @@ def temporary_bytes(config: Gemma4Config, chunk: int, slots: int) -> dict[str, i
             2 * _SIZES_F32 * chunk * len(config.layers) * config.per_layer
         ),
         "logits of a decode": 3 * _SIZES_F32 * slots * config.vocabulary,
-    }
+    } | unpacked
 
 
 def bound_tokens_per_s(
