@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from forge.aot_chips import CHIPS, compiler_environment
-from forge.aot_compile import DTYPE, STEPS, AotCase, AotProgram, compile_case, planned_bytes
+from forge.aot_compile import (
+    DTYPE,
+    FORMS,
+    STEPS,
+    AotCase,
+    AotProgram,
+    compile_case,
+    planned_bytes,
+)
 from forge.engines.gemma4.refusal import ModelRefused
 from forge.parts.knowledge.hardware import ACCELERATORS
 from forge.parts.knowledge.models import GEMMA4
@@ -33,6 +41,9 @@ README = "local-jax-cpu-2b/README.md"
 BEGIN, END = "<!-- aot:begin -->", "<!-- aot:end -->"
 WHOLE_MODEL = "E2B"  # of which every program is compiled; of the others the largest of each kind
 MODELS = (WHOLE_MODEL, "12B", "26B-A4B", "31B")
+# Integers as weights, on the chip that bf16 fills most; the largest program of each kind.
+QUANTISED = (("E2B", "w4a16"), ("E2B", "int8"), ("12B", "w4a16"))
+QUANTISED_CHIP = "v5e"
 _GIB = 1 << 30
 
 
@@ -113,7 +124,7 @@ def readme_lines(results: Mapping[str, Any], outcomes: Sequence[AotOutcome]) -> 
     return [
         f"Compiled on {results['date']} with jax {results['jax']},"
         f" {' and '.join(results['compilers'])} on {results['machine']}, without any of these"
-        f" chips: {DTYPE}, {case.slots} slots of"
+        f" chips: {DTYPE} where no other form is named, {case.slots} slots of"
         f" {case.context:,} tokens, prompts in pieces of {case.chunk}, {STEPS} tokens a dispatch."
         f" Of {WHOLE_MODEL} every program that the engine compiles at its start, of the others the"
         " largest of each kind.",
@@ -153,20 +164,29 @@ def compile_here(text: str) -> int:
 
 
 def wanted_cases(given: argparse.Namespace, chips: Sequence[str]) -> list[AotCase]:
-    """Every model on every chip, but only WHOLE_MODEL on cards: no other one fits these."""
-    return [
-        AotCase(
-            model=model,
-            chip=chip,
-            slots=given.slots,
-            context=given.context,
-            chunk=given.chunk,
-            every=given.every or model == WHOLE_MODEL or model not in GEMMA4,
-        )
-        for model in given.models or MODELS
+    """Every model on every chip, but only WHOLE_MODEL on cards: no other one fits these.
+
+    And QUANTISED on its chip. Models or forms that are named are compiled on every chip.
+    """
+
+    def case(model: str, chip: str, form: str) -> AotCase:
+        whole = form == DTYPE and (model == WHOLE_MODEL or model not in GEMMA4)
+        every = given.every or whole
+        sizes = {"slots": given.slots, "context": given.context, "chunk": given.chunk}
+        return AotCase(model, chip, every=every, form=form, **sizes)
+
+    if given.models or given.form:
+        models, forms = given.models or (WHOLE_MODEL,), given.form or (DTYPE,)
+        return [case(model, chip, form) for model in models for form in forms for chip in chips]
+    plain = [
+        case(model, chip, DTYPE)
+        for model in MODELS
         for chip in chips
-        if given.models or model == WHOLE_MODEL or CHIPS[chip].platform == "tpu"
+        if model == WHOLE_MODEL or CHIPS[chip].platform == "tpu"
     ]
+    if QUANTISED_CHIP not in chips:
+        return plain
+    return plain + [case(model, QUANTISED_CHIP, form) for model, form in QUANTISED]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make aot", description=__doc__)
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--chip", action="append", choices=tuple(CHIPS), help="default: all")
+    parser.add_argument("--form", action="append", choices=FORMS, help="of the matrices")
     parser.add_argument("--every", action="store_true", help="every program of every model")
     for name, default in (("slots", 4), ("context", 4096), ("chunk", 256)):
         parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
@@ -212,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
     failed = [outcome for outcome in outcomes if outcome.failure]
-    if not failed and not given.models and not given.chip:
+    if not failed and not (given.models or given.chip or given.form):
         written = write_between(ROOT / README, readme_lines(results, outcomes))
         print(f"wrote {README}" if written else f"{README} has no {BEGIN} … {END}")
     print("\n".join(table_lines(outcomes)))

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forge.aot_chips import CHIPS
-from forge.engines.gemma4.config import Gemma4Config, LayerConfig
+from forge.engines.gemma4.config import Gemma4Config, LayerConfig, PackedRule
 from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.sizes import marks_bytes
+from forge.engines.gemma4.tensor_names import model_tensors
+from forge.engines.gemma4.weight_forms import WeightForm, is_int8_tensor, weight_forms
 from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.knowledge.geometry import Geometry
 from forge.parts.knowledge.geometry_config import geometry_from_config
@@ -23,12 +25,16 @@ from forge.parts.knowledge.memory import weight_bytes
 from forge.parts.knowledge.models import GEMMA4
 
 DTYPE = "bf16"
+FORMS = (DTYPE, "w4a16", "int8")  # of the matrices; all else is bf16
 STEPS = 4  # tokens of a dispatch, as jax_server.py has it unless told otherwise
 
 
 @dataclass(frozen=True)
 class AotCase:
-    """One model on one chip. model: a name of GEMMA4, or a folder with a config.json."""
+    """One model on one chip. model: a name of GEMMA4, or a folder with a config.json.
+
+    form: of FORMS. What is packed or quantised is what the planner's encoding of that name takes.
+    """
 
     model: str
     chip: str
@@ -36,11 +42,13 @@ class AotCase:
     context: int = 4096
     chunk: int = 256
     every: bool = False
+    form: str = DTYPE
 
     @property
     def title(self) -> str:
         """The model's name for people."""
-        return self.model if self.model in GEMMA4 else Path(self.model).name
+        name = self.model if self.model in GEMMA4 else Path(self.model).name
+        return name if self.form == DTYPE else f"{name} {self.form}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,18 @@ def planned_bytes(case: AotCase) -> int:
     """Weights and caches as the planner reckons them for the JAX engine, and sampling's marks."""
     geometry, config = model_of(case)
     cached = kv_bytes(geometry, case.context, case.slots, 2, "ring")
-    return weight_bytes(geometry, DTYPE) + cached + marks_bytes(config, case.slots)
+    return weight_bytes(geometry, case.form) + cached + marks_bytes(config, case.slots)
+
+
+def formed(case: AotCase) -> tuple[Gemma4Config, dict[str, WeightForm]]:
+    """The engine's config of the case's model, and the form of each of its tensors."""
+    config = model_of(case)[1]
+    if case.form != "w4a16":
+        return config, weight_forms(config, (), "none" if case.form == DTYPE else case.form)
+    config = replace(config, packed=config.packed or PackedRule(32, ("Linear",), ()))
+    return config, weight_forms(
+        config, [name for name in model_tensors(config) if is_int8_tensor(name)]
+    )
 
 
 def compile_case(case: AotCase) -> Iterator[AotProgram]:
@@ -135,13 +154,15 @@ def compile_case(case: AotCase) -> Iterator[AotProgram]:
     chunk = min(case.chunk, case.context)
     most_tokens, most_rows = chunk_buckets(chunk)[-1], batch_sizes(case.slots)[-1]
     largest = (f"prefill of {most_tokens}", "first token", f"decode of {most_rows}")
+    config, forms = formed(case)
     for program in engine_programs(
-        model_of(case)[1],
+        config,
         slots=case.slots,
         context=case.context,
         dtype=jnp.dtype(jnp.bfloat16),
         chunk=chunk,
         steps=STEPS,
+        forms=forms,
     ):
         if not case.every and program.name not in largest:
             continue

@@ -45,9 +45,14 @@ from forge.bench_engine_servers import (
 from forge.bench_local import read_bandwidth
 from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.sizes import DTYPE_BYTES, decode_cost
+from forge.engines.gemma4.tensor_names import is_linear_tensor, model_tensors
+from forge.engines.gemma4.weight_forms import weight_forms
+from forge.packed_checkpoint import pack_checkpoint
 
 BEGIN, END = "<!-- bench-engine:begin -->", "<!-- bench-engine:end -->"
-ENGINES = ("this engine", "transformers", "vLLM", "llama.cpp")
+FORMS = ("int8", "w4a16")  # of this engine's matrices
+ENGINES = ("this engine", *(f"this engine, {form}" for form in FORMS))
+ENGINES += ("transformers", "vLLM", "llama.cpp")
 # What a child says of the device that JAX takes by default. The copy reads and writes.
 _ASK_DEVICE = """
 import json, time, jax, jax.numpy as jnp
@@ -109,7 +114,9 @@ def table_text(results: Mapping[str, Any]) -> str:
         f"the median of {results['repeats']} rounds. Memory moved "
         f"{results['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, and a step of one stream reads "
         f"{results['read_bytes']['1'] / 1e9:.2f} GB. transformers runs its streams as one batch in "
-        "its own process, without HTTP; the others serve over HTTP.",
+        "its own process, without HTTP; the others serve over HTTP. int8 and w4a16 are the same "
+        "matrices as 8-bit integers made at the start and as a checkpoint's packed 4-bit ones: "
+        "other answers, and their bound is that of the fewer bytes.",
     ]
     lines += [f"Not measured: {reason}." for reason in results["missing"]]
     return "\n".join(lines)
@@ -122,6 +129,16 @@ def with_table(readme: str, table: str) -> str:
     if not begin or not end:
         raise ValueError(f"no {BEGIN} … {END} to put the table between")
     return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+
+
+def bytes_read(folder: Path, dtype: str, quantization: str = "none") -> dict[int, float]:
+    """Bytes that this engine's step reads for so many streams at their middle length."""
+    config = read_config(folder)
+    shapes = model_tensors(config)
+    packed = [name for name in shapes if config.packed and is_linear_tensor(name, shapes[name])]
+    forms = weight_forms(config, packed, quantization)
+    middle = PROMPT_TOKENS + OUTPUT_TOKENS // 2
+    return {n: decode_cost(config, DTYPE_BYTES[dtype], n, middle, forms).read for n in STREAMS}
 
 
 def device_facts() -> dict[str, Any]:
@@ -162,10 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as scratch:
         work = Path(scratch)
         folder = asked.model or make_bench_model(work / "model")
-        config = read_config(folder)
-        middle = PROMPT_TOKENS + OUTPUT_TOKENS // 2
-        costs = {n: decode_cost(config, DTYPE_BYTES[dtype], n, middle) for n in STREAMS}
-        read = {n: cost.weights + cost.gathered + cost.cache for n, cost in costs.items()}
+        read = bytes_read(folder, dtype)
         prompts = bench_prompts(max(STREAMS), PROMPT_TOKENS)
         for name in asked.engines:
             try:
@@ -176,6 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             except RuntimeError as error:
                 failed.append(f"{name}: {error}")
                 continue
+            form = name.partition(", ")[2]
+            if form == "w4a16":
+                row["read_bytes"] = bytes_read(work / "packed", dtype)
+            elif form:
+                row["read_bytes"] = bytes_read(folder, dtype, form)
             rows.append(row)
             print(f"{name}: {json.dumps(row['cells'])}", flush=True)
     # The bound is the best that memory did, before or after.
@@ -188,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "workload": {"input": PROMPT_TOKENS, "output": OUTPUT_TOKENS, "streams": list(STREAMS)},
         "bandwidth_bytes_per_s": round(bandwidth),
         "read_bytes": {str(streams): round(size) for streams, size in read.items()},
-        "rows": [with_shares(row, read, bandwidth) for row in rows],
+        "rows": [with_shares(row, row.get("read_bytes", read), bandwidth) for row in rows],
         "missing": missing,
         "failed": failed,
         "machine": {
@@ -225,8 +244,11 @@ def _measured(
         argv += ["--model", str(folder), "--dtype", dtype, "--repeats", str(asked.repeats)]
         row: dict[str, Any] = json.loads(printed(argv).splitlines()[-1])
         return row
-    if name == "this engine":
-        server = this_engine(folder, dtype, work / "compiled")
+    if name.startswith("this engine"):
+        form = name.partition(", ")[2]
+        if form == "w4a16":
+            folder = pack_checkpoint(folder, work / "packed", head=False)
+        server = this_engine(folder, dtype, work / "compiled", form)
     elif name == "vLLM":
         if asked.vllm_python is None:
             raise FileNotFoundError("which is not installed (--vllm-python)")

@@ -35,16 +35,22 @@ RIG = ROOT / "local-jax-cpu-2b"
 CONTEXT = 1024  # tokens of each stream that an engine is started for
 
 
-def this_engine(folder: Path, dtype: str, cache: Path) -> BenchServer:
-    """The rig's jax_server.py, as it would be started by hand."""
+def this_engine(folder: Path, dtype: str, cache: Path, form: str = "") -> BenchServer:
+    """The rig's jax_server.py, as it would be started by hand.
+
+    form: "int8" makes 8-bit integers of the matrices; "w4a16" is a folder whose are packed already.
+    """
     port = free_port()
     argv = [sys.executable, str(RIG / "jax_server.py"), "--model", str(folder)]
     argv += ["--served-model-name", "bench", "--port", str(port), "--dtype", dtype]
     argv += ["--slots", str(max(STREAMS)), "--max-model-len", str(CONTEXT)]
     argv += ["--prefix-cache-gb", "0"]  # every prompt is read whole, by all engines
     argv += ["--compile-cache", str(cache)]
+    argv += ["--quantization", form] if form == "int8" else []
     version = f"JAX {importlib.metadata.version('jax')}"
-    return BenchServer("this engine", version, argv, port, "bench")
+    return BenchServer(
+        f"this engine, {form}" if form else "this engine", version, argv, port, "bench"
+    )
 
 
 def vllm_server(folder: Path, dtype: str, python: Path, backend: str) -> BenchServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import io
 import json
@@ -11,6 +12,7 @@ import unittest
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from forge import aot
 from forge.aot_chips import CHIPS, compiler_requirements
@@ -18,10 +20,16 @@ from forge.aot_compile import (
     AotCase,
     AotProgram,
     config_of_geometry,
+    formed,
     model_of,
     planned_bytes,
 )
-from forge.engines.gemma4.sizes import cached_elements, marks_bytes, parameter_groups
+from forge.engines.gemma4.sizes import (
+    cached_elements,
+    marks_bytes,
+    parameter_groups,
+    weight_group_bytes,
+)
 from forge.parts.knowledge.cache_bytes import kv_bytes
 from forge.parts.knowledge.hardware import ACCELERATORS
 from forge.parts.knowledge.memory import parameter_counts, weight_bytes
@@ -80,6 +88,41 @@ class Models(unittest.TestCase):
         self.assertIn(aot.WHOLE_MODEL, aot.MODELS)
         for chip in CHIPS:
             self.assertIsNotNone(ACCELERATORS[chip].visible_memory.value)
+
+    def test_forms_are_the_planners_encodings(self) -> None:
+        for model, form in (*aot.QUANTISED, ("26B-A4B", "int8"), ("31B", "w4a16"), ("E2B", "bf16")):
+            with self.subTest(model=model, form=form):
+                case = AotCase(model, "v5e", form=form)
+                geometry = GEMMA4[model].geometry
+                config, forms = formed(case)
+                mine = sum(weight_group_bytes(config, 2, forms).values())
+                self.assertAlmostEqual(mine / weight_bytes(geometry, form), 1, delta=0.007)
+                caches = kv_bytes(geometry, 4096, 4, 2, "ring") + marks_bytes(config, 4)
+                self.assertEqual(planned_bytes(case) - caches, weight_bytes(geometry, form))
+                kinds = {"w4a16": "packed", "int8": "int8"}
+                self.assertEqual(set(forms.values()), {"plain", kinds.get(form, "plain")})
+        self.assertEqual(AotCase("E2B", "v5e", form="int8").title, "E2B int8")
+        self.assertEqual(AotCase("E2B", "v5e").title, "E2B")
+
+    def test_which_cases_are_compiled(self) -> None:
+        def wanted(*chips: str, **given: Any) -> list[AotCase]:
+            usual = dict(slots=4, context=4096, chunk=256, every=False, models=[], form=None)
+            return aot.wanted_cases(argparse.Namespace(**usual | given), chips or tuple(CHIPS))
+
+        whole = wanted()
+        tpus = sum(chip.platform == "tpu" for chip in CHIPS.values())
+        plain = tpus * len(aot.MODELS) + len(CHIPS) - tpus
+        self.assertEqual(len(whole), plain + len(aot.QUANTISED))
+        self.assertEqual({case.chip for case in whole if case.form != "bf16"}, {"v5e"})
+        self.assertTrue(all(case.form == "bf16" for case in wanted("v6e", "l4")))
+        some = wanted("v5e", models=["12B"], form=["w4a16"])
+        self.assertEqual([(c.model, c.chip, c.form) for c in some], [("12B", "v5e", "w4a16")])
+        self.assertEqual(
+            [(c.model, c.form) for c in wanted("v5e", form=["int8", "w4a16"])],
+            [("E2B", "int8"), ("E2B", "w4a16")],
+        )
+        self.assertTrue(all(c.every for c in wanted("v5e", models=["E2B"])))
+        self.assertFalse(any(c.every for c in some))
 
     def test_the_title_names_no_folder(self) -> None:
         self.assertEqual(AotCase("26B-A4B", "v6e").title, "26B-A4B")

@@ -285,8 +285,14 @@ class EnginesTests(unittest.TestCase):
         self.assertEqual(str(RIG / "jax_server.py"), server.argv[1])
         self.assertTrue(Path(server.argv[1]).is_file())
         self.assertEqual(str(max(STREAMS)), server.argv[server.argv.index("--slots") + 1])
+        int8 = this_engine(Path("model"), "f32", Path("cache"), "int8")
+        self.assertEqual(["--quantization", "int8"], int8.argv[-2:])
+        packed = this_engine(Path("packed"), "f32", Path("cache"), "w4a16")
+        self.assertNotIn("--quantization", packed.argv)
+        names = [one.name for one in (server, int8, packed)]
+        self.assertEqual(list(ENGINES[:3]), names)
         help_text = printed([sys.executable, server.argv[1], "--help"])
-        for option in re.findall(r"--[a-z-]+", " ".join(server.argv)):
+        for option in re.findall(r"--[a-z-]+", " ".join((*server.argv, *int8.argv))):
             self.assertIn(option, help_text)
 
     def test_llama_cpp_on_a_cpu_and_on_an_accelerator(self) -> None:

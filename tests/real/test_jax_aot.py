@@ -69,6 +69,28 @@ class TinyModels(unittest.TestCase):
         self.assertTrue(any("HBM" in refusal for refusal in refusals), refusals)
         self.assertTrue(any("does not fit: " in line for line in lines))
 
+    def test_integers_are_part_of_the_product_and_no_matrix_is_unpacked_in_memory(self) -> None:
+        """MLPs of 128 times as much as all else: unpacked, one matrix would be 25 MB."""
+        wide = text_config(
+            hidden_size=256,
+            hidden_size_per_layer_input=32,
+            intermediate_size=49152,
+            num_hidden_layers=2,
+            layer_types=["sliding_attention", "full_attention"],
+            num_kv_shared_layers=0,
+            per_layer_config={"1": {"head_dim": 64}},
+        )
+        forms = ("--form", "w4a16", "--form", "int8")
+        status, lines, results = compiled("v5e", wide, *forms, *SMALLEST)
+        self.assertEqual(status, 0, lines)
+        self.assertEqual(len(results["outcomes"]), 2)
+        for outcome in results["outcomes"]:
+            with self.subTest(form=outcome["case"]["form"]):
+                (decode,) = (p for p in outcome["programs"] if p["name"] == "decode of 1")
+                self.assertEqual(decode["refusal"], "")
+                self.assertLess(decode["arguments"], 1.1 * outcome["planned"])
+                self.assertLess(decode["temporaries"], 12e6)
+
     def test_a_card(self) -> None:
         status, lines, results = compiled("l4", text_config(), *SMALLEST)
         self.assertEqual(status, 0, lines)
