@@ -113,9 +113,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _check_memory(arguments: argparse.Namespace, context: int) -> None:
     """Refuse a start that needs more memory than it may use, before any weight is read."""
-    limit = device_memory_bytes()
-    if arguments.memory_gb is not None:
-        limit = round(arguments.memory_gb * 1e9)
+    stated: float | None = arguments.memory_gb
+    limit = device_memory_bytes() if stated is None else round(stated * 1e9)
     if limit is None:
         return
     need = memory_need(

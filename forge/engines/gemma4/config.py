@@ -52,7 +52,7 @@ class Gemma4Config:
     `per_layer` is the width of a per-layer embedding (0: the model has none), `experts` the number
     of experts (0: dense), `experts_used` how many a token takes, `expert_intermediate` the width of
     one. `softcap` 0 means none. `stored_dtype` is "bfloat16", "float32" or "float16". `packed` is
-    None where all is stored plainly.
+    None where all is stored plainly. `own_head`: the files hold the embedding a second time.
     """
 
     hidden: int
@@ -75,3 +75,4 @@ class Gemma4Config:
     eos: tuple[int, ...]
     pad: int | None
     packed: PackedRule | None = None
+    own_head: bool = False

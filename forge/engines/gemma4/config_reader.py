@@ -84,7 +84,6 @@ def read_config(folder: Path) -> Gemma4Config:
     if model_type in _CONFIG_WRAPPERS:
         text = outside.child("text_config")
         text.one_of("model_type", (_config_text_type(model_type),), _config_text_type(model_type))
-        _config_shared_rules(outside)
     config = _config_text(text, outside, _CONFIG_KINDS[_config_text_type(model_type)], sampling)
     text.refuse_rest(_CONFIG_HARMLESS)
     outside.refuse_rest(_CONFIG_HARMLESS_OUTSIDE)
@@ -99,7 +98,8 @@ def _config_text_type(model_type: object) -> str:
 def _config_text(
     text: ConfigFields, outside: ConfigFields, kind: _ConfigKind, sampling: dict[str, object]
 ) -> Gemma4Config:
-    _config_shared_rules(text)
+    packed = read_packed_rule(text, outside)
+    tied = [_config_tied(fields, packed is not None) for fields in (text, outside)]
     text.one_of("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     text.one_of("attention_bias", (False,), False)
     # "vision" lets pictures see themselves whole; text stays causal.
@@ -132,14 +132,19 @@ def _config_text(
         bos=text.token("bos_token_id", 2),
         eos=_config_ends(text, outside, sampling),
         pad=text.token("pad_token_id", 0),
-        packed=read_packed_rule(text, outside),
+        packed=packed,
+        own_head=not all(tied),
     )
 
 
-def _config_shared_rules(fields: ConfigFields) -> None:
-    """Rules that may stand in either half."""
-    fields.one_of("tie_word_embeddings", (True,), True)
+def _config_tied(fields: ConfigFields, packed: bool) -> bool:
+    """Whether the head is the embedding; these rules may stand in either half.
+
+    Tools that pack a model untie it first: there a head of its own is read, and has to be equal.
+    """
     fields.one_of("is_encoder_decoder", (False,), False)
+    allowed = (True, False) if packed else (True,)
+    return bool(fields.one_of("tie_word_embeddings", allowed, True))
 
 
 def _config_architectures(outside: ConfigFields) -> None:

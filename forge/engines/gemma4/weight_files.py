@@ -54,6 +54,10 @@ def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, WeightPlace]
     plain, packed = packed_places(found, config.packed)
     places: dict[str, WeightPlace] = {**plain, **packed}
     names = match_tensors(config, {name: place.shape for name, place in places.items()})
+    if config.own_head and HEAD_TENSOR not in names:
+        raise WeightsRefused(
+            f"{HEAD_TENSOR} is missing: tie_word_embeddings = False in config.json"
+        )
     for bare, name in names.items():
         if name in packed and not is_linear_tensor(bare, packed[name].shape):
             raise WeightsRefused(f"{name!r} is packed, which this engine does not read")
