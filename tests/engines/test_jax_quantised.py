@@ -1,7 +1,8 @@
 """Integers with scales: exact where they are the checkpoint's, within a bound where made here.
 
 The bound of int8: on random tiny models its logits are off by a tenth of their standard deviation
-at most (root of the mean square; 0.062 to 0.069 here, where bf16 alone has 0.024 to 0.029).
+at most (root of the mean square; 0.062 to 0.073 here, where bf16 alone has 0.024 to 0.029).
+tests/real/test_jax_quantised.py has bf16 and int8 served.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from tests.engines.tiny import WINDOW, Reference, make_checkpoint, some_prompt
 Change = Callable[[Int8Weight], Int8Weight]
 INT8_BOUND = 0.1  # of the logits' standard deviation
 ROWS = (1, 5)
-# (n, k): more inputs than a block, no power of two, one group, one output
+# (n, k): more inputs than a block, no power of two, one output
 FEW: dict[str, dict[str, Any]] = {
     "e2b": FEW_LAYERS["e2b"],
     "12b": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }
-SIZES = ((48, 1536), (40, 96), (24, 32), (1, 64))
+SIZES = ((48, 1536), (40, 96), (1, 64))
 
 
 def setUpModule() -> None:
@@ -201,24 +202,26 @@ class PackedModelTest(ModelCase):
         weights = open_weights(folder, config)
         packed = [name for name, view in weights.items() if isinstance(view, PackedMatrix)]
         forms = weight_forms(config, packed)
-        for dtype, near in ((F32, NEAR), (BF16, 0.5)):
-            params = place_params(weights, dtype, lambda share: None, forms)
-            with self.subTest(dtype=dtype.name):
-                self.assertEqual({type(params[name]) for name in packed}, {PackedWeight})
-                far = np.abs(self.logits(params, config) - want)
-                self.assertLess(far.max(), near)
-                self.assertLess(far.mean(), near / 10)
-                self.assert_as_stated(params, param_shapes(config, dtype, forms))
+        params = place_params(weights, F32, lambda share: None, forms)
+        self.assertEqual({type(params[name]) for name in packed}, {PackedWeight})
+        far = np.abs(self.logits(params, config) - want)
+        self.assertLess(far.max(), NEAR)
+        self.assertLess(far.mean(), NEAR / 10)
+        self.assert_as_stated(params, param_shapes(config, F32, forms))
 
     def test_unpacked_at_load_it_is_the_unpacked_checkpoint(self) -> None:
         folder = make_packed(Path(_kept.name) / "loaded", "e2b", **FEW["e2b"])
         plain = make_unpacked(folder, Path(_kept.name) / "loaded-unpacked")
         config = read_config(folder)
+        weights = open_weights(folder, config)
+        packed = [name for name, view in weights.items() if isinstance(view, PackedMatrix)]
         for dtype in (F32, BF16):
-            forms = weight_forms(config, (), unpack="load")
-            weights = open_weights(folder, config)
+            forms = weight_forms(config, packed, unpack="load")
             params = place_params(weights, dtype, lambda share: None, forms)
             self.assert_as_stated(params, param_shapes(config, dtype, forms))
+            kept = place_params(weights, dtype, lambda share: None, weight_forms(config, packed))
+            stated = param_shapes(config, dtype, weight_forms(config, packed))
+            self.assert_as_stated(kept, stated)
             for name, wanted in opened(plain, dtype)[0].items():
                 np.testing.assert_array_equal(params[name], wanted, err_msg=name)
 
@@ -250,7 +253,7 @@ class Int8ModelTest(ModelCase):
         return float(np.sqrt(np.mean((told - want) ** 2)) / want.std())
 
     def test_logits_are_within_the_bound(self) -> None:
-        for shape, dtype in (("e2b", F32), ("e2b", BF16), ("12b", F32)):
+        for shape, dtype in (("e2b", F32), ("12b", F32)):
             with self.subTest(shape=shape, dtype=dtype.name):
                 off = self.off(shape, dtype)
                 self.assertLess(off, INT8_BOUND)
@@ -303,12 +306,6 @@ class EngineTest(unittest.TestCase):
         self.check(self.loaded(folder), plain, NEAR)
         with self.assertRaisesRegex(ModelRefused, "packed 4-bit integers: int8"):
             self.loaded(folder, quantization="int8")
-
-    def test_int8_answers_nearly_as_the_checkpoint(self) -> None:
-        folder = make_checkpoint(Path(_kept.name) / "served-int8", "12b", **FEW["12b"])
-        engine = self.loaded(folder, quantization="int8")
-        self.check(engine, folder, 1.0)
-        self.assertEqual(engine.counters()["compiles_after_start"], 0)
 
     def check(self, engine: JaxEngine, folder: Path, near: float) -> None:
         prompt = some_prompt(20)
