@@ -125,6 +125,7 @@ def _check_memory(arguments: argparse.Namespace, context: int) -> None:
         chunk=arguments.chunk,
         quantization=arguments.quantization,
         unpack=arguments.unpack,
+        ways=arguments.tensor_parallel,
     )
     refuse_beyond(need, limit)
 
@@ -242,7 +243,7 @@ def _server_parser() -> argparse.ArgumentParser:
     room.add_argument(
         "--memory-gb",
         type=_positive,
-        help="that may be used; a start that needs more is refused (default what the device says)",
+        help="of each device; a start that needs more is refused (default what the device says)",
     )
     how = parser.add_argument_group("how it is computed")
     how.add_argument(

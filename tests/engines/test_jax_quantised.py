@@ -103,7 +103,7 @@ class ProductTest(unittest.TestCase):
         for group in (8, 32, 96):
             matrix = random_packed(24, 192, group)
             placed = on_device(matrix, F32)
-            block = np.asarray(jax.jit(unpacked_block)(placed.words, placed.scales))
+            block = np.asarray(jax.jit(unpacked_block)(placed.turned_words, placed.turned_scales))
             np.testing.assert_array_equal(block.T, unpacked_matrix(matrix).astype(np.float32))
             self.assertEqual(placed.shape, (24, 192))
 

@@ -20,6 +20,7 @@ from forge.engines.jax.engine import JaxEngine
 from forge.engines.jax.params import place_params
 from tests.engines.jax_compare import BF16, answer, log_probabilities, logits_at_once
 from tests.engines.jax_faults import FEW_LAYERS
+from tests.engines.many_devices import asked_on_eight
 from tests.engines.packed import make_packed, make_unpacked
 from tests.engines.tiny import WINDOW, Reference, make_checkpoint, some_prompt
 
@@ -57,6 +58,22 @@ class QuantisedTest(unittest.TestCase):
         off = self.off(folder, forms, Reference(folder).logits(self.ids))
         self.assertLess(off, INT8_BOUND)
         self.assertGreater(off, BF16_BOUND)
+
+    def test_on_two_devices_each_has_half_of_the_integers_and_the_answers_are_those_of_one(
+        self,
+    ) -> None:
+        folder = make_packed(self.folder / "e2b", "e2b", **FEW_LAYERS["e2b"])
+        one, two = asked_on_eight(folder, [(2, 1)])
+        for told, wanted in zip(two["alone"], one["alone"], strict=True):
+            self.assertEqual([token for token, _ in told], [token for token, _ in wanted])
+            for (_, top), (_, top_of_one) in zip(told, wanted, strict=True):
+                for (_, value), (_, value_of_one) in zip(top, top_of_one, strict=True):
+                    self.assertLess(abs(value - value_of_one), 1e-4)
+        (whole,) = one["weights"][0].values()
+        parts = list(two["weights"][0].values())
+        self.assertEqual(len(parts), 2)
+        for part in parts:
+            self.assertLess(part, 0.6 * whole)
 
     def test_an_int8_engine_answers_nearly_as_the_checkpoint(self) -> None:
         few: dict[str, Any] = {

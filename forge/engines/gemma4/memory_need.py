@@ -12,6 +12,7 @@ from pathlib import Path
 from forge.engines.gemma4.config import Gemma4Config
 from forge.engines.gemma4.config_reader import read_config
 from forge.engines.gemma4.packed_tensors import PackedPlace
+from forge.engines.gemma4.partition import device_part
 from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.sizes import (
     DTYPE_BYTES,
@@ -31,7 +32,8 @@ class MemoryNeed:
     """Bytes of what is kept, and an estimate of what dispatches need for a while.
 
     `forms`: of each tensor by name. dtype "f32" or "bf16": of plain weights and of caches. `chunk`:
-    most prompt tokens of one dispatch.
+    most prompt tokens of one dispatch. `ways`: the devices of which each has a part; all is then of
+    one of them, and `config` of its part.
     """
 
     config: Gemma4Config
@@ -40,6 +42,7 @@ class MemoryNeed:
     slots: int
     context: int
     chunk: int
+    ways: int = 1
 
     @property
     def element(self) -> int:
@@ -59,8 +62,8 @@ class MemoryNeed:
 
     @property
     def marks(self) -> int:
-        """Bytes of what sampling remembers."""
-        return marks_bytes(self.config, self.slots)
+        """Bytes of what sampling remembers: the whole vocabulary on each device."""
+        return self.ways * marks_bytes(self.config, self.slots)
 
     @property
     def temporaries(self) -> dict[str, int]:
@@ -83,16 +86,18 @@ def memory_need(
     chunk: int,
     quantization: str = "none",
     unpack: str = "step",
+    ways: int = 1,
 ) -> MemoryNeed:
     """What serving the model of `folder` would take, by its config and its weights' headers.
 
-    Raises ModelRefused.
+    Of each device, where it is split among `ways`. Raises ModelRefused.
     """
     config = read_config(folder)
     places = stored_tensors(folder, config)
     packed = [name for name, place in places.items() if isinstance(place, PackedPlace)]
     forms = weight_forms(config, packed, quantization, unpack)
-    return MemoryNeed(config, forms, dtype, slots, context, chunk)
+    part = device_part(config, ways)
+    return MemoryNeed(part, forms, dtype, slots, context, chunk, ways)
 
 
 def refuse_beyond(need: MemoryNeed, limit: int) -> None:

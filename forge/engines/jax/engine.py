@@ -186,7 +186,8 @@ class JaxEngine:
         self._group, self._original = group, original
         self._config = read_config(folder)
         self._quantization, self._unpack = quantization, unpack
-        weight_forms(self._config, (), quantization)  # refuses what cannot be quantised
+        # Refuses what cannot be quantised; which tensors are packed, the weights' files say.
+        self._forms = weight_forms(self._config, (), quantization)
         if context > self._config.positions:
             raise EngineFault(
                 f"a context of {context} tokens: the model has {self._config.positions} positions"

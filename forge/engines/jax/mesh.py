@@ -21,6 +21,7 @@ from forge.engines.gemma4.partition import split_axis
 
 _MESH_AXIS = "tensor"
 _MESH_CACHE_HEADS = 1  # the axis of key heads, in all that is kept of keys and values
+_MESH_TURNED = "turned_"  # of a packed weight: inputs first, where matrices have their outputs
 
 MeshTree = TypeVar("MeshTree")
 
@@ -75,6 +76,9 @@ class DeviceGroup:
         axis: int | None = _MESH_CACHE_HEADS
         if isinstance(keys[0], str):
             axis = split_axis(self._config, keys[0], self.ways)
+            parts = [step.name for step in path if isinstance(step, jax.tree_util.GetAttrKey)]
+            if axis is not None and any(name.startswith(_MESH_TURNED) for name in parts):
+                axis = 1 - axis
         # What of a packed weight has no such axis belongs to all parts alike.
         if axis is None or axis >= len(shape) or shape[axis] % self.ways:
             return None

@@ -41,20 +41,20 @@ _BF16_BITS = (8, 7)  # of exponent and mantissa
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedWeight:
-    """A matrix [n, k] of 4-bit integers: words uint32 [k/8, n], scales bf16 [k/group, n].
+    """A matrix [n, k] of 4-bit integers, turned: words uint32 [k/8, n], scales bf16 [k/group, n].
 
     `dtype` is that of the plain weights beside it, to which activations are rounded.
     """
 
-    words: jax.Array
-    scales: jax.Array
+    turned_words: jax.Array
+    turned_scales: jax.Array
     dtype: Any = field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the matrix that it stands for."""
         per_word = 32 // _PACKED_BITS
-        return self.words.shape[1], self.words.shape[0] * per_word
+        return self.turned_words.shape[1], self.turned_words.shape[0] * per_word
 
 
 @jax.tree_util.register_dataclass
@@ -115,14 +115,14 @@ def packed_product(x: jax.Array, w: PackedWeight) -> jax.Array:
 
     def on_cpu(x: jax.Array, w: PackedWeight) -> jax.Array:
         outputs, inputs = w.shape
-        group = inputs // w.scales.shape[0]
+        group = inputs // w.turned_scales.shape[0]
         block = math.gcd(inputs, max(_PACKED_BLOCK, group))
 
         def add(number: jax.Array, total: jax.Array) -> jax.Array:
             at = number * block
             unpacked = unpacked_block(
-                lax.dynamic_slice_in_dim(w.words, at // 8, block // 8),
-                lax.dynamic_slice_in_dim(w.scales, at // group, block // group),
+                lax.dynamic_slice_in_dim(w.turned_words, at // 8, block // 8),
+                lax.dynamic_slice_in_dim(w.turned_scales, at // group, block // group),
             )
             kept: jax.Array = lax.optimization_barrier(unpacked)  # type: ignore[no-untyped-call]
             return total + lax.dynamic_slice_in_dim(x, at, block, axis=1) @ kept
@@ -132,7 +132,7 @@ def packed_product(x: jax.Array, w: PackedWeight) -> jax.Array:
         return summed
 
     def plainly(x: jax.Array, w: PackedWeight) -> jax.Array:
-        unpacked = unpacked_block(w.words, w.scales).astype(w.dtype)
+        unpacked = unpacked_block(w.turned_words, w.turned_scales).astype(w.dtype)
         return _whole_product("mk,kn->mn", x.astype(w.dtype), unpacked)
 
     product: jax.Array = lax.platform_dependent(
