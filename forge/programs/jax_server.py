@@ -123,6 +123,7 @@ def _check_memory(arguments: argparse.Namespace, context: int) -> None:
         slots=arguments.slots,
         context=context,
         chunk=arguments.chunk,
+        kv_dtype=arguments.kv_dtype,
         quantization=arguments.quantization,
         unpack=arguments.unpack,
         ways=arguments.tensor_parallel,

@@ -201,7 +201,7 @@ class TheGate(FolderCase):
     def test_the_sum_stands_in_the_message(self) -> None:
         geometry, config = GEMMA4["E2B"].geometry, real_config("E2B")
         forms = weight_forms(config, as_planned(config))
-        need = MemoryNeed(config, forms, "bf16", 4, 4096, 256)
+        need = MemoryNeed(config, forms, "bf16", "bf16", 4, 4096, 256)
         self.assertEqual(sum(need.caches.values()), kv_bytes(geometry, 4096, 4, 2, "ring"))
         said = self.refusal(need, 6_700_000_000)
         figures = [float(figure) for figure in re.findall(r"(\d+\.\d{3}) (?:GB|[a-z])", said)]
@@ -234,6 +234,17 @@ class TheGate(FolderCase):
         said = self.refusal(self.need(), least - 1)
         self.assertNotIn("It fits", said)
         self.assertIn(f"would still need {least / 1e9:.3f} GB", said)
+
+    def test_caches_of_integers_are_half_and_each_device_has_its_part(self) -> None:
+        need, small = self.need(), self.need(kv_dtype="int8")
+        self.assertEqual(small.weights, need.weights)
+        for kind, size in small.caches.items():
+            self.assertGreater(size, need.caches[kind] / 2)
+            self.assertLess(size, need.caches[kind] * 0.6)
+        part = self.need(ways=2)
+        self.assertLess(sum(part.weights.values()), 0.6 * sum(need.weights.values()))
+        self.assertEqual(part.caches, need.caches)  # of one key head, which both have
+        self.assertEqual(part.marks, need.marks)
 
     def test_a_sparse_model_has_its_experts(self) -> None:
         folder, config = model_folder(self.plain.with_name("moe"), moe_config())

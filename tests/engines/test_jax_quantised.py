@@ -31,7 +31,7 @@ from forge.engines.jax.experts import through_experts
 from forge.engines.jax.linear import project
 from forge.engines.jax.model import Params, prompt_logits
 from forge.engines.jax.params import param_shapes, place_params
-from forge.engines.jax.quantised import Int8Weight, PackedWeight, int8_rows, unpacked_block
+from forge.engines.jax.quantised import Int8Weight, PackedWeight, quantised_rows, unpacked_block
 from tests.engines.jax_compare import (
     BF16,
     F32,
@@ -117,7 +117,7 @@ class ProductTest(unittest.TestCase):
     def test_int8_products(self) -> None:
         for dtype in (F32, BF16):
             for n, k in SIZES:
-                integers, scales = int8_rows(self.rows(n, k))
+                integers, scales = quantised_rows(self.rows(n, k))
                 weight = Int8Weight(jnp.asarray(integers), jnp.asarray(scales), dtype)
                 with self.subTest(n=n, k=k, dtype=dtype.name):
                     self.check(weight, integers.astype(np.float32), scales)
@@ -133,7 +133,7 @@ class ProductTest(unittest.TestCase):
             )
 
     def test_a_row_is_the_same_in_any_company_and_at_any_place(self) -> None:
-        integers, scales = int8_rows(self.rows(200, 160))
+        integers, scales = quantised_rows(self.rows(200, 160))
         for weight in (
             on_device(random_packed(200, 160), F32),
             on_device(random_packed(200, 160), BF16),
@@ -157,22 +157,22 @@ class Int8Test(unittest.TestCase):
         for shape in ((7, 33), (3, 5, 64), (2, 1 << 22)):
             matrix = random.standard_normal(shape, dtype=np.float32) * 3
             matrix[..., 0, :] *= 1000  # one row's size is no other's concern
-            integers, scales = int8_rows(matrix)
+            integers, scales = quantised_rows(matrix)
             self.assertEqual((integers.shape, scales.shape), (shape, shape[:-1]))
             error = np.abs(integers * scales[..., None] - matrix)
             self.assertLessEqual(float((error / scales[..., None]).max()), 0.5001)
             np.testing.assert_allclose(scales, np.abs(matrix).max(axis=-1) / 127, rtol=1e-6)
 
     def test_rows_of_zeros_and_largest_values(self) -> None:
-        integers, scales = int8_rows(np.asarray([[0, 0], [-4, 2], [254, 254]], np.float32))
+        integers, scales = quantised_rows(np.asarray([[0, 0], [-4, 2], [254, 254]], np.float32))
         np.testing.assert_array_equal(integers, [[0, 0], [-127, 64], [127, 127]])
         self.assertTrue((scales > 0).all())
 
     def test_bf16_and_f16_are_read_as_they_are(self) -> None:
         for kind in (ml_dtypes.bfloat16, np.float16):
             matrix = np.random.default_rng(8).standard_normal((5, 40)).astype(kind)
-            told = int8_rows(matrix)
-            for mine, theirs in zip(told, int8_rows(matrix.astype(np.float32)), strict=True):
+            told = quantised_rows(matrix)
+            for mine, theirs in zip(told, quantised_rows(matrix.astype(np.float32)), strict=True):
                 np.testing.assert_array_equal(mine, theirs)
 
 
@@ -285,7 +285,7 @@ class Int8ModelTest(ModelCase):
         x = jnp.asarray(random.standard_normal((5, 32), dtype=np.float32))
         ids = jnp.asarray(random.integers(0, 6, (5, 2)), jnp.int32)
         shares = jnp.full((5, 2), 0.5)
-        made = [Int8Weight(*map(jnp.asarray, int8_rows(m)), F32) for m in matrices]
+        made = [Int8Weight(*map(jnp.asarray, quantised_rows(m)), F32) for m in matrices]
         values = [weight.rows * weight.scales[..., None] for weight in made]
         told = jax.jit(through_experts)(x, ids, shares, *made)
         want = jax.jit(through_experts)(x, ids, shares, *values)

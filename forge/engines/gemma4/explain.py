@@ -36,7 +36,6 @@ class _Explained:
     bandwidth: float
     measured: bool
     flop_rate: float | None
-    kv_dtype: str
     prefixes: int
 
     @property
@@ -46,9 +45,9 @@ class _Explained:
 
     def step(self, streams: int) -> DecodeCost:
         """One decode step of that many conversations."""
-        need, kv_dtype = self.need, self.kv_dtype
+        need = self.need
         return decode_cost(
-            need.config, need.element, streams, self.tokens, need.forms, kv_dtype=kv_dtype
+            need.config, need.element, streams, self.tokens, need.forms, kv_dtype=need.kv_dtype
         )
 
     def bound(self, streams: int) -> float:
@@ -89,6 +88,7 @@ def explain_text(
         slots=slots,
         context=context,
         chunk=min(chunk, context),
+        kv_dtype=kv_dtype,
         quantization=quantization,
         unpack=unpack,
     )
@@ -98,7 +98,6 @@ def explain_text(
         bandwidth=read_speed() if bandwidth_gb_s is None else bandwidth_gb_s * 1e9,
         measured=bandwidth_gb_s is None,
         flop_rate=None if gflop_s is None else gflop_s * 1e9,
-        kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
         prefixes=round(prefix_cache_gb * 1e9),
     )
     lines = [*_explain_memory(asked), "", *_explain_steps(asked)]
@@ -111,7 +110,7 @@ def _explain_memory(asked: _Explained) -> list[str]:
     config = need.config
     elements = parameter_groups(config)
     weights, caches = need.weights, need.caches
-    form = "" if asked.kv_dtype == need.dtype else f", {asked.kv_dtype}"
+    form = "" if need.kv_dtype == need.dtype else f", {need.kv_dtype}"
     rows = [
         (f"weights as {forms_title(need.forms, need.dtype)}", "parameters", "bytes"),
         *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in weights.items()),
@@ -163,7 +162,7 @@ def _explain_figures(asked: _Explained) -> dict[str, Any]:
     return {
         "dtype": need.dtype,
         "weights": forms_title(need.forms, need.dtype),
-        "kv_dtype": asked.kv_dtype,
+        "kv_dtype": need.kv_dtype,
         "slots": need.slots,
         "context": need.context,
         "chunk": need.chunk,

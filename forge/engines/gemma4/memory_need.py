@@ -16,7 +16,7 @@ from forge.engines.gemma4.partition import device_part
 from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.sizes import (
     DTYPE_BYTES,
-    cached_elements,
+    cached_bytes,
     marks_bytes,
     temporary_bytes,
     weight_group_bytes,
@@ -31,14 +31,15 @@ _NEED_BLOCK = 256  # tokens: a shorter context is offered in whole blocks of key
 class MemoryNeed:
     """Bytes of what is kept, and an estimate of what dispatches need for a while.
 
-    `forms`: of each tensor by name. dtype "f32" or "bf16": of plain weights and of caches. `chunk`:
-    most prompt tokens of one dispatch. `ways`: the devices of which each has a part; all is then of
-    one of them, and `config` of its part.
+    `forms`: of each tensor by name. dtype "f32" or "bf16": of plain weights; kv_dtype that or
+    "int8": of caches. `chunk`: most prompt tokens of one dispatch. `ways`: the devices of which
+    each has a part; all is then of one of them, and `config` of its part.
     """
 
     config: Gemma4Config
     forms: Mapping[str, WeightForm]
     dtype: str
+    kv_dtype: str
     slots: int
     context: int
     chunk: int
@@ -57,8 +58,8 @@ class MemoryNeed:
     @property
     def caches(self) -> dict[str, int]:
         """Bytes of all slots' keys and values, of sliding and of full layers."""
-        kept = cached_elements(self.config, self.context)
-        return {kind: self.slots * self.element * elements for kind, elements in kept.items()}
+        kept = cached_bytes(self.config, self.context, self.kv_dtype)
+        return {kind: self.slots * size for kind, size in kept.items()}
 
     @property
     def marks(self) -> int:
@@ -84,20 +85,22 @@ def memory_need(
     slots: int,
     context: int,
     chunk: int,
+    kv_dtype: str = "auto",
     quantization: str = "none",
     unpack: str = "step",
     ways: int = 1,
 ) -> MemoryNeed:
     """What serving the model of `folder` would take, by its config and its weights' headers.
 
-    Of each device, where it is split among `ways`. Raises ModelRefused.
+    Of each device, where it is split among `ways`. kv_dtype "auto" is `dtype`. Raises ModelRefused.
     """
     config = read_config(folder)
     places = stored_tensors(folder, config)
     packed = [name for name, place in places.items() if isinstance(place, PackedPlace)]
     forms = weight_forms(config, packed, quantization, unpack)
     part = device_part(config, ways)
-    return MemoryNeed(part, forms, dtype, slots, context, chunk, ways)
+    kept = dtype if kv_dtype == "auto" else kv_dtype
+    return MemoryNeed(part, forms, dtype, kept, slots, context, chunk, ways)
 
 
 def refuse_beyond(need: MemoryNeed, limit: int) -> None:

@@ -19,7 +19,7 @@ from forge.engines.gemma4.tensor_names import model_tensors
 from forge.engines.gemma4.weight_forms import WeightForm
 from forge.engines.jax.cache import stand_in
 from forge.engines.jax.mesh import DeviceGroup, placed_on
-from forge.engines.jax.quantised import Int8Weight, PackedWeight, Weight, int8_rows
+from forge.engines.jax.quantised import Int8Weight, PackedWeight, Weight, quantised_rows
 
 _PARAMS_ALIGNED = 64  # bytes; from such an address JAX on a CPU takes an array over without a copy
 
@@ -81,7 +81,7 @@ def _params_formed(view: np.ndarray | PackedMatrix, dtype: jnp.dtype, form: Weig
         return PackedWeight(words, scales, dtype)  # type: ignore[arg-type]
     plain = unpacked_matrix(view) if isinstance(view, PackedMatrix) else view
     if form == "int8":
-        return Int8Weight(*int8_rows(plain), dtype)  # type: ignore[arg-type]
+        return Int8Weight(*quantised_rows(plain), dtype)  # type: ignore[arg-type]
     return _params_converted(plain, dtype)
 
 

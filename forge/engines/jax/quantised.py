@@ -78,7 +78,7 @@ class Int8Weight:
 Weight = jax.Array | PackedWeight | Int8Weight
 
 
-def int8_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def quantised_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(int8 [..., n, k], f32 scales [..., n]): each row's largest value becomes 127 or -127.
 
     A weight is off by at most half a scale, 1/254 of its row's largest.
