@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 
 from forge.engines.serving.answer_shape import AnswerShape, ToolSpec
-from forge.engines.serving.call_grammar import CallGrammarRefused, CallTokens, call_grammar
+from forge.engines.serving.call_grammar import CallTokens, call_grammar
 from forge.engines.serving.call_syntax import CALL_QUOTE, ToolCall, read_call
+from forge.engines.serving.call_texts import CallGrammarRefused
 from forge.engines.serving.constraints import Constraints
 from forge.engines.serving.refusal import ApiRefusal
 from forge.engines.serving.slot_engine import TokenConstraint
@@ -229,7 +230,7 @@ class RefusedSchemasTest(CallCase):
         }.items():
             tool = ToolSpec("t", parameters={"type": "object", "properties": {"a": schema}})
             with self.subTest(words=words), self.assertRaises(CallGrammarRefused) as caught:
-                call_grammar([tool], True, CallTokens(1, 2, 3))
+                call_grammar(AnswerShape("calls", tools=(tool,)), CallTokens(1, 2, 3))
             self.assertTrue(str(caught.exception).startswith(words), str(caught.exception))
 
     def test_the_library_s_own_refusals_are_400_too(self) -> None:
@@ -268,6 +269,164 @@ class RefusedSchemasTest(CallCase):
                 with self.subTest(pattern=pattern, text=text):
                     taken = self.takes(self.call(f"t{{a:'{text}'}}"), tool)
                     self.assertEqual(taken, text in good)
+
+
+AREA = ToolSpec(
+    "area",
+    parameters={
+        "type": "object",
+        "properties": {"side": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["side"],
+        "additionalProperties": False,
+    },
+    strict=True,
+)
+LOOSE = ToolSpec("area-2", parameters={"type": "object", "properties": {"not": {"not": {}}}})
+GOOD, BAD = "area{side:3}", "area{side:'3'}"
+SAID: tuple[tuple[AnswerShape, str], ...] = (
+    (AnswerShape("json_schema", schema={"const": {"zq": 1}}), '{"zq": 1}'),
+    (AnswerShape("json_object"), '{"a": ["b"]}'),
+    (AnswerShape("regex", text="(call:)?[a-c]+"), "call:abc"),
+    (AnswerShape("choice", choices=("yes", "no")), "no"),
+    (AnswerShape("grammar", text='start: call\ncall: rule0+\nrule0: "b"'), "bbb"),
+)
+
+
+def may_call(
+    *tools: ToolSpec, many: bool = True, said: AnswerShape | None = None, thinking: bool = False
+) -> TokenConstraint:
+    shape = AnswerShape("calls", tools=tools, many=many, forced=False, said=said)
+    return MADE.begin(shape, thinking, place="said")
+
+
+class FreeCallsTest(CallCase):
+    def free(self, text: str, **options: Any) -> bool:
+        return SPELL.takes(may_call(AREA, LOOSE, **options), text, 1)
+
+    def test_it_may_say_what_it_likes_and_call_behind_it(self) -> None:
+        call, loose = self.call(GOOD), self.call("area-2{}")
+        for text in (
+            "",
+            "hello <b> {side:3} é😀\n",
+            "area{side:'3'}",
+            call,
+            "So:\n" + call,
+            call + loose + call,
+            "so " + loose,
+        ):
+            self.assertTrue(self.free(text), text)
+
+    def test_a_strict_tool_is_not_called_past_its_schema(self) -> None:
+        for first in ("", "so ", self.call(GOOD), self.call("area-2{a:1}")):
+            self.assertTrue(self.free(first + self.call(GOOD)), first)
+            for body in (BAD, "area{}", "area{side:0}", "area{side:3,a:1}", " area{side:3}"):
+                self.assertFalse(self.free(first + self.call(body)), first + body)
+
+    def test_another_tool_is_free_but_one_of_the_request(self) -> None:
+        for body in (
+            "area-2{}",
+            "area-2{side:'3',not:null}",
+            "area-2{größe:1,with blank:[true,{a.b:{c:'}'}}],side:-1.5e3}",
+            "area-2{a:1,a:2}",
+        ):
+            self.assertTrue(self.free(self.call(body)), body)
+        for body in (
+            "area-2{a}",
+            "area-2{a:1",
+            "area-2{a:b}",
+            "area-2{a:1,}",
+            "area-2{}}",
+            "area-22{}",
+        ):
+            self.assertFalse(self.free(self.call(body)), body)
+        self.assertFalse(self.free("<|tool_call>call:other{}<tool_call|>"))
+
+    def test_no_other_control_token_comes_and_nothing_behind_the_calls(self) -> None:
+        call = self.call(GOOD)
+        for text in ("<|think|>", "a<|turn>b", "<|channel>thought\n<channel|>a", "a<tool_call|>"):
+            self.assertFalse(self.free(text), text)
+        for text in (call + "x", "<|tool_call>", "<|tool_call>" + call, "a<|tool_call>call:area{"):
+            self.assertFalse(self.free(text), text)
+
+    def test_one_call_where_no_more_are_wanted(self) -> None:
+        call = self.call(GOOD)
+        for said in (None, AnswerShape("json_object")):
+            self.assertTrue(self.free(call, many=False, said=said))
+            self.assertFalse(self.free(call * 2, many=False, said=said))
+            self.assertTrue(self.free(call * 2, said=said))
+
+    def test_what_is_said_has_its_shape_where_nothing_is_called(self) -> None:
+        call = self.call(GOOD)
+        for said, text in SAID:
+            with self.subTest(said=said):
+                self.assertTrue(self.free(text, said=said))
+                self.assertTrue(self.free(call, said=said))
+                self.assertTrue(self.free(self.call("area-2{a:[1]}"), said=said))
+                for bad in ("", "hello", text + call, call + text, self.call(BAD), "x" + text):
+                    self.assertFalse(self.free(bad, said=said), bad)
+
+    def test_a_thought_may_come_first(self) -> None:
+        thought = f"<|channel>thought\n{BAD}<channel|>"
+        for text in ("hello", self.call(GOOD), "so " + self.call(GOOD)):
+            self.assertTrue(self.free(thought + text, thinking=True))
+            self.assertFalse(self.free(thought + text))
+        self.assertFalse(self.free(thought + self.call(BAD), thinking=True))
+        said = AnswerShape("json_object")
+        for text, taken in (("{}", True), (self.call(GOOD), True), ("hello", False)):
+            self.assertEqual(self.free(thought + text, thinking=True, said=said), taken)
+
+    def test_random_answers_are_words_or_calls_that_can_be_read(self) -> None:
+        """A call of the strict tool is of its schema; of the other one it is any that is one."""
+        names: list[str] = []
+        for seed in range(150):
+            walked = walk(may_call(AREA, LOOSE), STOPS, seed, most=4000)
+            if not walked.ended:
+                continue
+            _, opened, calls = SPELL.text(walked.tokens).partition("<|tool_call>")
+            for call in calls_in(opened + calls):
+                names.append(call.name)
+                if call.name == "area":
+                    jsonschema.validate(json.loads(call.arguments), dict(AREA.parameters))
+                self.assertIsInstance(json.loads(call.arguments), dict)
+        self.assertEqual(set(names), {"area", "area-2"})
+        self.assertGreater(names.count("area"), 20)
+
+    def test_random_answers_are_calls_or_json(self) -> None:
+        said = 0
+        for seed in range(60):
+            walked = walk(may_call(AREA, said=SAID[0][0]), STOPS, seed)
+            if not walked.ended:
+                continue
+            text = SPELL.text(walked.tokens)
+            if text.startswith("<"):
+                for call in calls_in(text):
+                    jsonschema.validate(json.loads(call.arguments), dict(AREA.parameters))
+            else:
+                self.assertEqual(json.loads(text), {"zq": 1})
+                said += 1
+        self.assertGreater(said, 10)
+        self.assertLess(said, 50)
+
+    def test_what_cannot_be_kept_to_is_named_with_its_place(self) -> None:
+        broken = ToolSpec("t", parameters={"properties": {"a": {"not": {}}}}, strict=True)
+        pattern = ToolSpec("t", parameters={"properties": {"a": {"pattern": "a("}}}, strict=True)
+        good = AnswerShape("json_object")
+        for tool, said, place, words in (
+            (broken, None, "said", "t.a: not"),
+            (broken, good, "tools", "t.a: not"),
+            (pattern, good, "tools", ""),
+            (AREA, AnswerShape("json_schema", schema={"not": {}}), "said", "not"),
+            (AREA, AnswerShape("regex", text="a("), "said", ""),
+            (AREA, AnswerShape("grammar", text="start: @said"), "said", ""),
+            (broken, AnswerShape("regex", text="a("), "said", ""),
+        ):
+            with self.subTest(tool=tool, said=said), self.assertRaises(ApiRefusal) as caught:
+                may_call(tool, said=said)
+            refusal = caught.exception
+            self.assertEqual((refusal.status, refusal.param), (400, place))
+            self.assertIn(words, refusal.message)
+        loose = ToolSpec("t", parameters=broken.parameters)
+        self.assertTrue(SPELL.takes(may_call(loose, AREA), self.call("t{a:1}"), 1))
 
 
 if __name__ == "__main__":

@@ -53,15 +53,30 @@ class Tools(RequestCase):
             self.assertEqual(shape.shape, AnswerShape("calls", tools=must, many=parallel))
             self.assertEqual(shape.place, "tool_choice")
 
-    def test_strict_tools_need_a_choice_that_can_hold_them(self) -> None:
+    def test_strict_tools_that_may_be_called_are_a_shape(self) -> None:
         strict = tool(name="look", strict=True)
-        for choice in ("required", {"type": "function", "function": {"name": "look"}}):
-            self.assertIsNotNone(chat(tools=strict, tool_choice=choice).generation.shape)
-        self.assertEqual(chat(tools=strict, tool_choice="none").tools, ())
-        self.assertEqual(chat(tools=tool(name="look", strict=False)).tools, (ToolSpec("look"),))
-        place = "tools[1].function.strict"
-        self.refused(place, chat, tools=[TIME, *strict])
-        self.refused(place, chat, tools=[TIME, *strict], tool_choice="auto")
+        specs = (TIME_SPEC, ToolSpec("look", strict=True))
+        for choice in ("auto", None):
+            for parallel in (True, False):
+                order = chat(
+                    tools=[TIME, *strict], tool_choice=choice, parallel_tool_calls=parallel
+                )
+                self.assertEqual(order.tools, specs)
+                shape = order.generation.shape
+                assert shape is not None
+                free = AnswerShape("calls", tools=specs, many=parallel, forced=False)
+                self.assertEqual((shape.shape, shape.place), (free, "tools"))
+        forced = chat(tools=strict, tool_choice="required").generation.shape
+        assert forced is not None
+        self.assertTrue(forced.shape.forced)
+        none = chat(tools=strict, tool_choice="none")
+        self.assertEqual((none.tools, none.generation.shape), ((), None))
+
+    def test_tools_that_are_not_strict_are_no_shape(self) -> None:
+        for more in ({}, {"strict": False}, {"strict": None}):
+            order = chat(tools=tool(name="look", **more))
+            self.assertEqual(order.tools, (ToolSpec("look"),))
+            self.assertIsNone(order.generation.shape)
 
     def test_tools_that_cannot_be(self) -> None:
         for tools, place in (
@@ -207,16 +222,30 @@ class Shapes(RequestCase):
         for make in BOTH:
             both = {"response_format": form, "structured_outputs": {"regex": "a"}}
             self.refused("response_format", make, **both)
-        self.refused("response_format", chat, response_format=form, tools=[LOOK])
-        self.refused(
-            "structured_outputs.regex", chat, structured_outputs={"regex": "a"}, tools=[LOOK]
-        )
+        self.refused("response_format", chat, tools=[LOOK], **both)
         for choice in ("required", NAMED):
             asks: dict[str, Any] = {"tools": [LOOK, TIME], "tool_choice": choice}
             self.refused("response_format", chat, response_format=form, **asks)
         order = chat(response_format=form, tools=[LOOK], tool_choice="none")
         assert order.generation.shape is not None
         self.assertEqual(order.generation.shape.shape.kind, "json_object")
+
+    def test_a_shape_beside_tools_is_for_what_is_said(self) -> None:
+        json_object, regex = AnswerShape("json_object"), AnswerShape("regex", text="a")
+        for fields, said, place in (
+            ({"response_format": {"type": "json_object"}}, json_object, "response_format"),
+            ({"structured_outputs": {"regex": "a"}}, regex, "structured_outputs.regex"),
+        ):
+            for choice in ("auto", None):
+                for tools in ([LOOK], tool(name="look", strict=True)):
+                    told = self.shape(chat, tools=tools, tool_choice=choice, **fields)
+                    self.assertFalse(told[0].forced)
+                    self.assertEqual((told[0].kind, told[0].said), ("calls", said))
+                    self.assertEqual([t.name for t in told[0].tools], ["look"])
+                    self.assertEqual(told[1], place)
+            self.assertEqual(self.shape(chat, tools=[], **fields), (said, place))
+        text = chat(tools=[LOOK], response_format={"type": "text"})
+        self.assertIsNone(text.generation.shape)
 
 
 def called(identity: str = "c1", name: str = "look", arguments: Any = "{}") -> dict[str, Any]:

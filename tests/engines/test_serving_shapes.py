@@ -39,6 +39,8 @@ TOOL = {
         },
     },
 }
+STRICT = {"type": "function", "function": {"name": "only", "parameters": ONLY, "strict": True}}
+SMALL = {"type": "function", "function": {"name": "look"}}
 
 
 def setUpModule() -> None:
@@ -74,13 +76,19 @@ class ShapeCase(unittest.TestCase):
             (choice,) = response.json()["choices"]
             return choice["finish_reason"], choice["message"]
         texts: dict[str, str] = {"content": "", "reasoning": ""}
+        calls: list[Any] = []
         finish = None
         for event in stream_events(response):
             (choice,) = event["choices"]
             finish = choice["finish_reason"] or finish
             for name in texts:
                 texts[name] += choice["delta"].get(name) or ""
-        return finish, texts
+            for piece in choice["delta"].get("tool_calls", []):
+                if piece["index"] == len(calls):
+                    calls.append(piece)
+                else:
+                    calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+        return finish, {**texts, "tool_calls": calls}
 
 
 class OnlySchemaTest(ShapeCase):
@@ -178,10 +186,77 @@ class OtherShapesTest(ShapeCase):
                 self.assertGreater(ended, 0)
 
 
+class FreeCallsTest(ShapeCase):
+    def checked(self, message: Any, finish: str) -> int:
+        """How many calls there are; those of the strict tool are the only one that it allows."""
+        calls = message.get("tool_calls") or []
+        for call in calls:
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            self.assertIn(name, ("only", "look"))
+            if name == "only":
+                self.assertEqual(arguments, {"zq": "7f3a"})
+        if calls and finish != "length":
+            self.assertEqual(finish, "tool_calls")
+        return len(calls)
+
+    def test_a_strict_tool_that_may_be_called(self) -> None:
+        """No chance would find its only call. Some answers are words, and some call it."""
+        for thinking in (False, True):
+            for streamed in (False, True):
+                said = called = 0
+                for seed in range(16):
+                    finish, message = self.asked(
+                        streamed=streamed,
+                        thinking=thinking,
+                        tools=[STRICT],
+                        temperature=1.5,
+                        seed=seed,
+                        max_tokens=120,
+                    )
+                    called += self.checked(message, finish)
+                    said += bool(message["content"]) and finish == "stop"
+                with self.subTest(thinking=thinking, streamed=streamed):
+                    self.assertGreater(said, 0)
+                    self.assertGreater(called, 0)
+
+    def test_calls_or_json_of_a_schema(self) -> None:
+        for thinking in (False, True):
+            for streamed in (False, True):
+                said = called = 0
+                for seed in range(16):
+                    finish, message = self.asked(
+                        streamed=streamed,
+                        thinking=thinking,
+                        tools=[STRICT, SMALL],
+                        response_format=FORMAT,
+                        parallel_tool_calls=False,
+                        temperature=5,
+                        seed=seed,
+                        max_tokens=150,
+                    )
+                    calls = self.checked(message, finish)
+                    called += calls
+                    if finish == "stop":
+                        self.assertEqual(json.loads(message["content"]), {"zq": "7f3a"})
+                        said += 1
+                    elif calls:
+                        self.assertFalse(message["content"])
+                with self.subTest(thinking=thinking, streamed=streamed):
+                    self.assertGreater(said, 0)
+                    self.assertGreater(called, 0)
+
+    def test_tools_that_are_not_strict_hold_nothing_up(self) -> None:
+        before = _host.metric("engine_requests_constrained_total")
+        self.asked(tools=[TOOL], max_tokens=5)
+        self.asked(tools=[TOOL], max_tokens=5, tool_choice="auto", streamed=True)
+        self.assertEqual(_host.metric("engine_requests_constrained_total"), before)
+
+
 class RefusedTest(ShapeCase):
     def test_what_cannot_be_kept_to_is_a_400_with_its_place_and_the_server_goes_on(self) -> None:
         schema = {"type": "array", "uniqueItems": True}
-        tool = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
+        tool: Any = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
+        strict = {"type": "function", "function": tool["function"] | {"strict": True}}
         for fields, param, words in (
             (
                 {
@@ -197,6 +272,8 @@ class RefusedTest(ShapeCase):
             ({"structured_outputs": {"regex": "a("}}, "structured_outputs.regex", "unclosed"),
             ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "1"),
             ({"tools": [tool], "tool_choice": "required"}, "tool_choice", "not cannot be kept"),
+            ({"tools": [strict]}, "tools", "not cannot be kept"),
+            ({"tools": [strict], "response_format": FORMAT}, "tools", "not cannot be kept"),
         ):
             response = _host.chat(max_tokens=5, **fields)
             self.assertEqual(response.status_code, 400, response.text)

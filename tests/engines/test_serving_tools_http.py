@@ -18,6 +18,15 @@ TOKENIZER = small_tokenizer(CALL_CONTROL)
 SIZE = TOKENIZER.get_vocab_size()
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+STRICT = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": SCHEMA | {"required": ["city"], "additionalProperties": False},
+        "strict": True,
+    },
+}
+NOTE = {"type": "function", "function": {"name": "note"}}
 OSLO = call_of('look{city:"oslo"}')
 LIMA = call_of('look{city:"lima"}')
 
@@ -289,8 +298,90 @@ class Shapes(ToolsCase):
             self.assertIn("is not allowed here", response.json()["error"]["message"])
         self.assertEqual(host.chat(max_tokens=2).json()["choices"][0]["message"]["content"], "xx")
 
+    def test_a_strict_tool_may_be_called_as_its_schema_says_or_not_at_all(self) -> None:
+        """This engine overlooks what it may say, so what is told is what the masks allow."""
+        for text, content, calls in (
+            ("so<turn|>", "so", None),
+            ("look{city:1}<turn|>", "look{city:1}", None),
+            (OSLO + LIMA + "<turn|>", None, [{"city": "oslo"}, {"city": "lima"}]),
+            ("so: " + OSLO + "<|tool_response>", "so: ", [{"city": "oslo"}]),
+            (THOUGHT.format("hm") + "so" + OSLO + "<turn|>", "so", [{"city": "oslo"}]),
+            (call_of('note{a:"b"}') + OSLO + "<turn|>", None, [{"a": "b"}, {"city": "oslo"}]),
+        ):
+            choice = self.asked(
+                self.saying(text), tools=[STRICT, NOTE], reasoning_effort="high", max_tokens=200
+            )
+            self.assertEqual(choice["message"]["content"], content)
+            told = [arguments for _, arguments in made(choice)] if calls else None
+            self.assertEqual(told, calls)
+
+    def test_a_strict_tool_is_not_called_past_its_schema(self) -> None:
+        for body in ("look{city:1}", 'look{city:"oslo",a:1}', "look{}", "other{}"):
+            for first in ("", "so: ", OSLO, THOUGHT.format("hm")):
+                host = self.saying(first + call_of(body) + "<turn|>")
+                for streamed in (False, True):
+                    response = host.chat(
+                        tools=[STRICT, NOTE],
+                        stream=streamed,
+                        reasoning_effort="high",
+                        temperature=0,
+                        max_tokens=200,
+                    )
+                    self.assertIn("is not allowed here", response.text)
+                    self.assertNotIn(call_of(body), response.text)
+            free = self.asked(self.saying(call_of(body) + "<turn|>"), tools=[*TOOLS, NOTE])
+            self.assertEqual(len(made(free)), 1)
+
+    def test_an_answer_is_of_its_format_or_calls(self) -> None:
+        for tools in (TOOLS, [STRICT]):
+            fields: dict[str, Any] = {
+                "tools": tools,
+                "response_format": {"type": "json_object"},
+                "max_tokens": 200,
+            }
+            said = self.asked(self.saying("{}<turn|>"), **fields)
+            self.assertEqual(said["message"]["content"], "{}")
+            called = self.asked(self.saying(OSLO + "<turn|>"), **fields)
+            self.assertEqual(made(called), [("look", {"city": "oslo"})])
+            for text in ("so", "so" + OSLO, "{}" + OSLO, call_of("look{")):
+                response = self.saying(text + "<turn|>").chat(**fields)
+                self.assertEqual(response.status_code, 500)
+                self.assertIn("is not allowed here", response.json()["error"]["message"])
+
+    def test_tools_that_are_not_strict_are_not_held(self) -> None:
+        host = self.saying(call_of("look{city:1,more:x}") + "<turn|>")
+        choice = self.asked(host, tools=TOOLS)
+        self.assertEqual(made(choice), [("look", {"city": 1, "more": "x"})])
+        self.assertEqual(host.metric("engine_requests_constrained_total"), 0)
+
 
 class OpenAisClient(ToolsCase):
+    def test_its_helper_for_strict_tools_and_formats(self) -> None:
+        """It makes a strict tool and a schema of two pydantic models, and reads both answers."""
+        import openai
+        from pydantic import BaseModel
+
+        class look(BaseModel):
+            city: str
+
+        class Weather(BaseModel):
+            rain: bool
+
+        messages: Any = [{"role": "user", "content": "hello"}]
+        tools: Any = [openai.pydantic_function_tool(look)]
+        for text, called in ((OSLO, True), ('{"rain": true}', False)):
+            host = self.saying(text + "<turn|>")
+            with openai.OpenAI(base_url=f"{host.url}/v1", api_key="none", max_retries=0) as client:
+                told = client.chat.completions.parse(
+                    model=MODEL, messages=messages, tools=tools, response_format=Weather
+                )
+            message: Any = told.choices[0].message
+            if called:
+                (call,) = message.tool_calls
+                self.assertEqual(call.function.parsed_arguments, look(city="oslo"))
+            else:
+                self.assertEqual(message.parsed, Weather(rain=True))
+
     def test_calls_and_thoughts(self) -> None:
         from openai import OpenAI
 

@@ -14,11 +14,13 @@ CallsWanted = Literal["none", "one", "many"]  # calls of tools that one answer m
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, which
+    `strict` asks to hold every call to."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,12 @@ class AnswerShape:
 
     json_object: any JSON object; json_schema: JSON that `schema` allows; regex and grammar (Lark's
     form): what `text` allows; choice: one of `choices`; calls: at least one call of one of `tools`
-    in the model's own syntax, several where `many`. A thought that comes first is free.
+    in the model's own syntax, several where `many`, each with arguments as its tool's schema says.
+    A thought that comes first is free.
+
+    `forced` false: there may be no call. What is called is one of `tools` all the same, but only
+    strict ones have their schemas held. The answer is then of the shape `said`, or calls; without
+    `said`, any text, and calls behind it.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "calls"]
@@ -36,3 +43,5 @@ class AnswerShape:
     choices: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     many: bool = True
+    forced: bool = True
+    said: AnswerShape | None = None

@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge.engines.serving.answer_shape import ToolSpec
+from forge.engines.serving.answer_shape import AnswerShape
+from forge.engines.serving.call_texts import (
+    CallGrammarRefused,
+    call_count,
+    call_text,
+    call_times,
+    check_call_bounds,
+)
 
 # Keywords that ask for nothing: JSON Schema 2020-12 calls them annotations; nullable is OpenAPI's,
 # and an answer without null keeps to it.
@@ -31,25 +38,11 @@ _CALL_KEYWORDS: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-# Of a string's formats; regular expressions of RFC 3339 and RFC 9562, without calendars.
-_CALL_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_CALL_TIME = (
-    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-_CALL_FORMATS: Mapping[str, str] = {
-    "date": _CALL_DATE,
-    "time": _CALL_TIME,
-    "date-time": f"{_CALL_DATE}T{_CALL_TIME}",
-    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "uri": r"[a-z][a-z0-9+.-]{1,20}:[!#-;=?-\[\]_a-z~]+",
-}
 _CALL_KEY = re.compile(r'[^\s{}\[\],:<>|"]+')  # what can stand without quotes
 _CALL_OTHER_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"  # what a model may think of
+# Where no schema is held: a property may have any name that can be read back.
+_CALL_ANY_KEY = r"[^{}\[\],:\s]([^{}\[\],:]{0,98}[^{}\[\],:\s])?"
 _CALL_FREE_LEVELS = 6  # of lists and objects in a value that no schema describes
-
-
-class CallGrammarRefused(Exception):
-    """A tool's schema says what cannot be kept to; the message names the place and the keyword."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +54,31 @@ class CallTokens:
     quote: int
 
 
-def call_grammar(tools: Sequence[ToolSpec], many: bool, tokens: CallTokens) -> str:
-    """Lark for one call of one of `tools`, or several where `many`.
+def call_grammar(shape: AnswerShape, tokens: CallTokens) -> str:
+    """Lark for an answer of the kind "calls". `@said` in it stands for the grammar of shape.said.
 
     Keys come in the order that Gemma's template writes them in: sorted, capitals like small
     letters. An object may have other keys than its properties only where additionalProperties says
     so, or where it has no properties; arguments without any schema are none. Of what JSON Schema
     means by `format`, a few kinds of string are enforced and a number's are notes.
+    Arguments whose schema is not held are any that can be read back as a call's.
     Raises CallGrammarRefused.
     """
     made = _CallRules(tokens.quote)
     calls = []
-    for tool in tools:
+    for tool in shape.tools:
         schema = tool.parameters or {"type": "object", "additionalProperties": False}
         try:
-            arguments = made.value(schema, schema, tool.name)
+            held = shape.forced or tool.strict
+            arguments = made.value(schema, schema, tool.name) if held else made.any_object()
         except RecursionError:
             raise CallGrammarRefused(f"{tool.name}: nested too deeply") from None
         head = _call_literal(f"call:{tool.name}")
         calls.append(f"<[{tokens.opened}]> {head} {arguments} <[{tokens.closed}]>")
-    start = f"start: {'call+' if many else 'call'}\ncall: " + " | ".join(calls)
-    return "\n".join([start, *made.rules]) + "\n"
+    start = "call+" if shape.many else "call"
+    if not shape.forced:
+        start = f"{start} | @said" if shape.said else f"SAID ({start})?\nSAID: /(?s:.*)/"
+    return "\n".join([f"start: {start}", "call: " + " | ".join(calls), *made.rules]) + "\n"
 
 
 def _call_literal(text: str) -> str:
@@ -187,7 +184,7 @@ class _CallRules:
         if kind == "array":
             return self._array(asks, root, place)
         if kind == "string":
-            return f"{self._quote} {self._text(asks, place)} {self._quote}"
+            return f"{self._quote} {self._terminal(call_text(asks, place))} {self._quote}"
         if kind not in ("number", "integer", "boolean", "null"):
             raise CallGrammarRefused(f"{place}: type {json.dumps(kind)[:40]} is none")
         # Written as JSON writes them: llguidance makes their grammar.
@@ -196,27 +193,13 @@ class _CallRules:
         form = {"x-guidance": {"whitespace_flexible": False, "lenient": False}}
         return f"%json {json.dumps(form | schema)}"
 
-    def _text(self, asks: Mapping[str, Any], place: str) -> str:
-        least, most = (_call_size(asks, name, place) for name in ("minLength", "maxLength"))
-        _check_call_bounds(least, most, place)
-        parts = [] if least is None and most is None else [f"/(?s:.{_call_times(least, most)})/"]
-        if "pattern" in asks:
-            parts.append(_call_pattern(asks["pattern"], place))
-        if "format" in asks:
-            if asks["format"] not in _CALL_FORMATS:
-                known = ", ".join(_CALL_FORMATS)
-                words = f"{place}: format {json.dumps(asks['format'])[:40]} is none of {known}"
-                raise CallGrammarRefused(words)
-            parts.append(f"/{_CALL_FORMATS[asks['format']]}/")
-        return self._terminal(" & ".join(parts) or "/(?s:.*)/")
-
     def _array(self, asks: Mapping[str, Any], root: Mapping[str, Any], place: str) -> str:
-        least, most = _call_size(asks, "minItems", place) or 0, _call_size(asks, "maxItems", place)
-        _check_call_bounds(least, most, place)
+        least, most = call_count(asks, "minItems", place) or 0, call_count(asks, "maxItems", place)
+        check_call_bounds(least, most, place)
         if most == 0:
             return '"[" "]"'
         item = self.value(asks.get("items", True), root, f"{place}.items")
-        more = _call_times(max(least - 1, 0), None if most is None else most - 1)
+        more = call_times(max(least - 1, 0), None if most is None else most - 1)
         items = f'{item} ("," {item}){more}'
         return f'"[" {items if least else f"({items})?"} "]"'
 
@@ -283,6 +266,14 @@ class _CallRules:
             return f'"[" {inner} "]"'
         return _call_literal(json.dumps(value))
 
+    def any_object(self) -> str:
+        """An object of any fields."""
+        return self._braced(_CALL_FREE_LEVELS)
+
+    def _braced(self, levels: int) -> str:
+        member = self._rule(f'/{_CALL_ANY_KEY}/ ":" {self._free(levels)}')
+        return f'"{{" ({member} ("," {member})*)? "}}"'
+
     def _free(self, levels: int) -> str:
         """Any value, with so many levels of lists and objects within each other."""
         if levels not in self._free_rules:
@@ -290,9 +281,7 @@ class _CallRules:
             body = self.value(schema, schema, "")
             if levels:
                 inner = self._free(levels - 1)
-                member = self._rule(f'/{_CALL_OTHER_KEY}/ ":" {inner}')
-                for opened, part, closed in (("[", inner, "]"), ("{", member, "}")):
-                    body += f' | "{opened}" ({part} ("," {part})*)? "{closed}"'
+                body += f' | "[" ({inner} ("," {inner})*)? "]" | {self._braced(levels - 1)}'
             self._free_rules[levels] = self._rule(body)
         return self._free_rules[levels]
 
@@ -320,38 +309,3 @@ def _call_types_differ(schemas: Sequence[Any]) -> bool:
     if not all(isinstance(kind, str) for kind in kinds):
         return False
     return len({"number" if kind == "integer" else kind for kind in kinds}) == len(kinds)
-
-
-def _call_size(asks: Mapping[str, Any], name: str, place: str) -> int | None:
-    value = asks.get(name)
-    if value is not None and (type(value) is not int or value < 0):
-        raise CallGrammarRefused(f"{place}: {name} must be a whole number")
-    return value
-
-
-def _check_call_bounds(least: int | None, most: int | None, place: str) -> None:
-    if most is not None and most < (least or 0):
-        raise CallGrammarRefused(f"{place}: at least {least} and at most {most} cannot be")
-
-
-def _call_times(least: int | None, most: int | None) -> str:
-    return f"{{{least or 0},{'' if most is None else most}}}"
-
-
-def _call_pattern(pattern: Any, place: str) -> str:
-    """Lark's terminal for texts in which `pattern` is found: JSON Schema's patterns are not held to
-    the ends of a text unless they say so."""
-    from llguidance import regex_to_lark
-
-    if not isinstance(pattern, str):
-        raise CallGrammarRefused(f"{place}: pattern must be a text")
-    first = pattern.startswith("^")
-    last = re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
-    inner = pattern[first : len(pattern) - last]
-    outer = re.sub(r"\\.|\[(\\.|[^\]])*\]", "", inner)
-    while (less := re.sub(r"\([^()]*\)", "", outer)) != outer:
-        outer = less
-    if (first or last) and "|" in outer:
-        raise CallGrammarRefused(f"{place}: pattern {pattern[:60]!r}: put what ^ or $ is for in ()")
-    whole = f"{'' if first else '(?s:.*)'}({inner}){'' if last else '(?s:.*)'}"
-    return f"/{regex_to_lark(whole, 'dw')}/"

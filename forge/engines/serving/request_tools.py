@@ -57,11 +57,6 @@ def read_tool_order(tools: Any, choice: Any, parallel: bool) -> ToolOrder:
         return ToolOrder()
     calls: CallsWanted = "many" if parallel else "one"
     if choice in (None, "auto"):
-        for number, tool in enumerate(tools):
-            if tool["function"].get("strict"):
-                words = 'needs tool_choice "required" or a named tool: no other call is held to its'
-                place = f"tools[{number}].function.strict"
-                raise invalid_field(place, f"{words} schema", "unsupported")
         return ToolOrder(specs, calls)
     if choice == "required":
         return ToolOrder(specs, calls, must=specs)
@@ -121,6 +116,7 @@ def _tool_spec(place: str, told: Any) -> ToolSpec:
         name=_checked_name(f"{place}.name", function.get("name")),
         description=function.get("description", ""),
         parameters=parameters,
+        strict=function.get("strict", False),
     )
 
 
@@ -133,7 +129,9 @@ def _checked_name(place: str, told: Any) -> str:
 def read_shape_order(form: Any, structured: Any, tools: ToolOrder) -> ShapeOrder | None:
     """response_format, vLLM's structured_outputs and a call that must be made: at most one of them.
 
-    A schema holds whether `strict` is asked for or not. Raises ApiRefusal 400.
+    Where calls may be made, the answer is of that shape or is calls. Without such a shape and
+    without a strict tool it is free. A response_format's schema holds whether `strict` is asked for
+    or not. Raises ApiRefusal 400.
     """
     found = [
         order
@@ -142,10 +140,10 @@ def read_shape_order(form: Any, structured: Any, tools: ToolOrder) -> ShapeOrder
     ]
     if len(found) > 1:
         raise invalid_field(found[0].place, f"and {found[1].place} both shape the answer: give one")
-    if found and tools.tools and not tools.must:
-        words = "cannot be had while the model may call tools as well"
-        raise invalid_field(found[0].place, f'{words}: say tool_choice "none"', "unsupported")
-    return found[0] if found else None
+    said = found[0] if found else None
+    if tools.must or not (said or any(tool.strict for tool in tools.tools)):
+        return said
+    return _free_calls_order(tools, said) if tools.tools else said
 
 
 def _calls_order(tools: ToolOrder) -> ShapeOrder | None:
@@ -153,6 +151,17 @@ def _calls_order(tools: ToolOrder) -> ShapeOrder | None:
         return None
     many = tools.calls == "many"
     return ShapeOrder(AnswerShape("calls", tools=tools.must, many=many), "tool_choice")
+
+
+def _free_calls_order(tools: ToolOrder, said: ShapeOrder | None) -> ShapeOrder:
+    shape = AnswerShape(
+        "calls",
+        tools=tools.tools,
+        many=tools.calls == "many",
+        forced=False,
+        said=said.shape if said else None,
+    )
+    return ShapeOrder(shape, said.place if said else "tools")
 
 
 def _format_order(form: Any) -> ShapeOrder | None:
