@@ -199,7 +199,6 @@ class Calls(unittest.TestCase):
             'look{city:"Oslo" days:2}',
             "look(city)",
             '{"name": "look"}',
-            "look{a:1,a:2}",
             'look{city:"Oslo"}}',
         ):
             text = "a" + call_of(inside) + "b"
