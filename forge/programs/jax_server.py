@@ -145,15 +145,15 @@ async def serve_until_asked(scheduler: Scheduler, server: HttpServer, drain_s: f
         server.stop()
         loop.call_later(drain_s, scheduler.abort)
 
-    on_end_signals(loop, end)
-    serving = asyncio.create_task(server.serve())
-    scheduler.start()
-    while scheduler.view().phase == "loading":
-        await asyncio.sleep(_LOOK_EVERY_S)
-    now = scheduler.view()
-    if now.phase == "failed":
-        server.stop()
-    await serving
+    with on_end_signals(loop, end):
+        serving = asyncio.create_task(server.serve())
+        scheduler.start()
+        while scheduler.view().phase == "loading":
+            await asyncio.sleep(_LOOK_EVERY_S)
+        now = scheduler.view()
+        if now.phase == "failed":
+            server.stop()
+        await serving
     return now.doing if now.phase == "failed" else ""
 
 

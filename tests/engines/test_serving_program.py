@@ -19,7 +19,7 @@ import httpx2
 
 from forge.engines.serving.chat_text import read_model_text
 from forge.engines.serving.http_front import FrontSettings, HttpFront
-from forge.engines.serving.http_server import HttpServer, listening_socket
+from forge.engines.serving.http_server import HttpServer, listening_socket, on_end_signals
 from forge.engines.serving.scheduler import Scheduler
 from forge.engines.serving.slot_engine import EngineFault
 from forge.programs.jax_server import main, serve_until_asked
@@ -235,6 +235,26 @@ class Ends(unittest.TestCase):
 
         self.assertEqual(self.serve(engine, client, drain_s=600), "")
         self.assertEqual([answer.status_code for answer in answers], [500])
+
+    def test_a_signal_is_not_lost_among_many_tokens(self) -> None:
+        """Each token told wakes the loop through one socket, which may be full of that."""
+        came: list[int] = []
+
+        async def told() -> None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with on_end_signals(loop, lambda: came.append(1)):
+                    for _ in range(5000):
+                        loop.call_soon_threadsafe(int)
+                    os.kill(os.getpid(), number)
+                    for _ in range(1000):
+                        await asyncio.sleep(0)
+
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        asyncio.run(told())
+        self.assertEqual(came, [1, 1])
+        after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        self.assertEqual(after, before)
 
     def test_the_end_during_loading(self) -> None:
         engine = CountingEngine(vocabulary=SIZE)

@@ -10,6 +10,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -61,7 +62,20 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family)
 
 
-def on_end_signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    """`act` is called in `loop` for each SIGTERM and SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, act)
+@contextlib.contextmanager
+def on_end_signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, `act` is called in `loop` for each SIGTERM and SIGINT. In the main thread.
+
+    Not by loop.add_signal_handler: its signals come through the socket by which other threads wake
+    the loop, and one that finds it full, as behind a few hundred tokens told at once, is lost.
+    """
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
