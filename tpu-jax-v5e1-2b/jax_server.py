@@ -16,57 +16,69 @@ how far it has come, and /health answers 503.
 """
 
 # Contents, by line:
-#   121 serving / answer_shape: What an answer must look like where a request says so: a schema, a …
-#   155 serving / call_grammar: The grammar of tool calls in Gemma 4's own syntax, each with …
-#   505 serving / call_syntax: Gemma 4's way to write a call, read into the name of a tool and the …
-#   646 serving / control_text: Texts of others on their way through a chat template: their …
-#   696 serving / http_server: Runs an application on a socket until a signal asks for the end, …
-#   754 serving / refusal: What a request gets that is not carried out: a status and OpenAI's …
-#   795 serving / http_gate: Who may ask: the API key, and the host name that a request to this …
-#   843 serving / request_messages: The messages of a chat, read strictly: who said what, which …
-#  1026 serving / chat_template: A model's own chat template: what it is given, and what it can do.
-#  1181 serving / request_tools: The tools that a request offers, whether they may or must be …
-#  1402 serving / slot_engine: The seam between what serves and what computes: an engine with …
-#  1513 serving / replicated_engine: Several engines of one model as one: conversations are spread …
-#  1620 serving / requests: The bodies of /v1/chat/completions and /v1/completions, read strictly …
-#  1932 serving / scheduler_job: What a scheduler takes and tells: a job and its place, why one is …
-#  2016 serving / scheduler: Continuous batching: one thread drives the engine, and every …
-#  2326 serving / serving_metrics: Figures for /metrics, in the text form of Prometheus and under …
-#  2459 serving / token_text: The bytes that each token stands for, and how a stream of tokens …
-#  2582 serving / answer_parser: An answer's tokens taken apart as they come: what is said, what …
-#  2767 serving / chat_text: A model folder's tokenizer and chat template: conversations and texts …
-#  2976 serving / constraints: Holds an answer to its shape: which tokens may come next, after a …
-#  3231 serving / generation: One answer on its way: tokens from the scheduler become its parts, …
-#  3408 serving / answers: The JSON of answers: OpenAI's chat completions and text completions, …
-#  3565 serving / http_answer: An answer as it goes out over HTTP: whole, or as a stream of events …
-#  3687 serving / http_front: The HTTP face of one served model: OpenAI's endpoints, health, …
-#  3906 gemma4 / config: The architecture of one Gemma 4 checkpoint in numbers: what config.json …
-#  3966 gemma4 / memory_speed: Measures how fast this machine reads its memory: the bound of every …
-#  3993 gemma4 / refusal: What is said of a model folder that cannot be served as it stands.
-#  4019 gemma4 / config_fields: One object of a config file, read key by key: what is never read …
-#  4117 gemma4 / model_folder: Finds the files of a model folder and reads its small JSON files.
-#  4189 gemma4 / config_reader: Reads the text half of a Gemma 4 from config.json, and refuses by …
-#  4506 gemma4 / safetensors_header: Reads what one safetensors file says it holds, and whether …
-#  4594 gemma4 / tensor_names: The tensors of a Gemma 4's text half by name and shape, and which …
-#  4739 gemma4 / partition: Which part of a Gemma 4 each of several devices holds, when they serve …
-#  4821 gemma4 / sizes: What a Gemma 4 takes: bytes of weights and caches, bytes and operations of …
-#  5008 gemma4 / weight_files: Opens a model folder's weights: the text half's tensors as views of …
-#  5117 gemma4 / explain: Says what serving a model folder would take, without loading its …
-#  5318 jax / attention: Attention of new tokens over the keys in their view, taken in blocks.
-#  5458 jax / cache: What the engine keeps of its conversations between dispatches: keys, values …
-#  5601 jax / linear: Products of activations with stored weights, as fast as the platform at hand …
-#  5660 jax / mesh: How arrays lie on several devices that run one model together: along one axis …
-#  5805 jax / params: Weights on the device: from views of a checkpoint's files, one tensor at a …
-#  5875 jax / rows: Which row of the caches each conversation has: low ones, so that few need only …
-#  5930 jax / rules: The rules of Gemma 4's text model that hold for one token at a time, one …
-#  6031 jax / experts: The sparse half of a 26B-A4B layer: each token through its few experts, …
-#  6101 jax / model: Gemma 4's forward pass: new tokens of some conversations through some of the …
-#  6316 jax / sampling: Chooses the next token of every row of a batch at once, on the device, …
-#  6653 jax / steps: The few programs that an engine runs, each of one shape: what they compute, …
-#  6874 jax / compiled: Compiles an engine's programs ahead of time, keeps them on disk, and …
-#  6941 jax / engine: The engine itself: a loaded Gemma 4 that answers several conversations, one …
-#  7233 jax / parallel: Puts an engine on as many devices as are asked for: parts of one model, …
-#  7270 programs / jax_server: Serves a Gemma 4 checkpoint over HTTP, in JAX: OpenAI's endpoints, …
+#   135 serving / answer_shape: What an answer must look like where a request says so: a schema, a …
+#   178 serving / call_syntax: Gemma 4's way to write a call, read into the name of a tool and the …
+#   318 serving / call_texts: The texts that a call may have, as terminals of llguidance's dialect …
+#   399 serving / call_grammar: The grammar of tool calls in Gemma 4's own syntax, each with …
+#   696 serving / control_text: Texts of others on their way through a chat template: their …
+#   746 serving / http_server: Runs an application on a socket until a signal asks for the end, …
+#   817 serving / refusal: What a request gets that is not carried out: a status and OpenAI's …
+#   858 serving / http_gate: Who may ask: the API key, and the host name that a request to this …
+#   906 serving / request_messages: The messages of a chat, read strictly: who said what, which …
+#  1089 serving / chat_template: A model's own chat template: what it is given, and what it can do.
+#  1244 serving / request_tools: The tools that a request offers, whether they may or must be …
+#  1474 serving / slot_engine: The seam between what serves and what computes: an engine with …
+#  1594 serving / replicated_engine: Several engines of one model as one: conversations are spread …
+#  1704 serving / requests: The bodies of /v1/chat/completions and /v1/completions, read strictly …
+#  2020 serving / scheduler_job: What a scheduler takes and tells: a job and its place, why one is …
+#  2107 serving / scheduler: Continuous batching: one thread drives the engine, and every …
+#  2418 serving / serving_metrics: Figures for /metrics, in the text form of Prometheus and under …
+#  2552 serving / token_text: The bytes that each token stands for, and how a stream of tokens …
+#  2675 serving / answer_parser: An answer's tokens taken apart as they come: what is said, what …
+#  2860 serving / chat_text: A model folder's tokenizer and chat template: conversations and texts …
+#  3069 serving / constraints: Holds an answer to its shape: which tokens may come next, after a …
+#  3330 serving / generation: One answer on its way: tokens from the scheduler become its parts, …
+#  3512 serving / answers: The JSON of answers: OpenAI's chat completions and text completions, …
+#  3673 serving / http_answer: An answer as it goes out over HTTP: whole, or as a stream of events …
+#  3796 serving / http_front: The HTTP face of one served model: OpenAI's endpoints, health, …
+#  4016 gemma4 / config: The architecture of one Gemma 4 checkpoint in numbers: what config.json …
+#  4092 gemma4 / memory_speed: Measures how fast this machine reads its memory: the bound of every …
+#  4119 gemma4 / refusal: What is said of a model folder that cannot be served as it stands.
+#  4145 gemma4 / config_fields: One object of a config file, read key by key: what is never read …
+#  4243 gemma4 / model_folder: Finds the files of a model folder and reads its small JSON files.
+#  4315 gemma4 / quantization_config: Reads `quantization_config`: which matrices a checkpoint …
+#  4400 gemma4 / config_reader: Reads the text half of a Gemma 4 from config.json, and refuses by …
+#  4723 gemma4 / safetensors_header: Reads what one safetensors file says it holds, and whether …
+#  4811 gemma4 / packed_tensors: Matrices that a checkpoint stores as packed 4-bit integers: where …
+#  4928 gemma4 / tensor_names: The tensors of a Gemma 4's text half by name and shape, and which …
+#  5078 gemma4 / partition: Which part of a Gemma 4 each of several devices holds, when they serve …
+#  5160 gemma4 / weight_files: Opens a model folder's weights: the text half's tensors as views of …
+#  5294 gemma4 / weight_forms: In which form each tensor is served: plain, as packed 4-bit …
+#  5355 gemma4 / sizes: What a Gemma 4 takes: bytes of weights and caches, bytes and operations of …
+#  5598 gemma4 / memory_need: What serving takes of a device's memory, and the refusal of a start …
+#  5728 gemma4 / explain: Says what serving a model folder would take, without loading its …
+#  5921 jax / device_memory: How much memory the default device has, as far as it says.
+#  5941 jax / kept_rows: Two forms in which keys and values are kept: plain numbers, and int8 with …
+#  5987 jax / attention: Attention of new tokens over the keys in their view, taken in blocks.
+#  6136 jax / cache: What the engine keeps of its conversations between dispatches: keys, values …
+#  6299 jax / mesh: How arrays lie on several devices that run one model together: along one axis …
+#  6448 jax / prefix_chunks: Whole chunks of a prompt's keys and values, taken out of a row of the …
+#  6505 jax / prefix_store: Keeps what whole chunks of prompts left in the caches, for prompts …
+#  6570 jax / prefix_cache: Begins a conversation with what an earlier one left, and keeps what it …
+#  6648 jax / quantised: Matrices that lie on the device as integers with scales, and products …
+#  6828 jax / linear: Products of activations with stored weights, as fast as the platform at hand …
+#  6899 jax / params: Weights on the device: from views of a checkpoint's files, one tensor at a …
+#  6997 jax / rows: Which row of the caches each conversation has: low ones, so that few need only …
+#  7052 jax / rules: The rules of Gemma 4's text model that hold for one token at a time, one …
+#  7153 jax / experts: The sparse half of a 26B-A4B layer: each token through its few experts, …
+#  7233 jax / model: Gemma 4's forward pass: new tokens of some conversations through some of the …
+#  7450 jax / sampling: Chooses the next token of every row of a batch at once, on the device, …
+#  7787 jax / steps: The few programs that an engine runs, each of one shape: what they compute, …
+#  8022 jax / batch: What a batch's programs take of its requests, and what is told of what they …
+#  8108 jax / compiled: Compiles an engine's programs ahead of time, keeps them on disk, and …
+#  8175 jax / engine: The engine itself: a loaded Gemma 4 that answers several conversations, one …
+#  8432 jax / parallel: Puts an engine on as many devices as are asked for: parts of one model, …
+#  8471 programs / jax_server: Serves a Gemma 4 checkpoint over HTTP, in JAX: OpenAI's endpoints, …
 
 from __future__ import annotations
 
@@ -74,6 +86,7 @@ import argparse
 import asyncio
 import codecs
 import contextlib
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -98,7 +111,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from types import FrameType
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -128,11 +142,13 @@ CallsWanted = Literal["none", "one", "many"]  # calls of tools that one answer m
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, which
+    `strict` asks to hold every call to."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +157,12 @@ class AnswerShape:
 
     json_object: any JSON object; json_schema: JSON that `schema` allows; regex and grammar (Lark's
     form): what `text` allows; choice: one of `choices`; calls: at least one call of one of `tools`
-    in the model's own syntax, several where `many`. A thought that comes first is free.
+    in the model's own syntax, several where `many`, each with arguments as its tool's schema says.
+    A thought that comes first is free.
+
+    `forced` false: there may be no call. What is called is one of `tools` all the same, but only
+    strict ones have their schemas held. The answer is then of the shape `said`, or calls; without
+    `said`, any text, and calls behind it.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "calls"]
@@ -150,6 +171,229 @@ class AnswerShape:
     choices: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     many: bool = True
+    forced: bool = True
+    said: AnswerShape | None = None
+
+
+# ── serving / call_syntax ─────────────────────────────────────────────────────────────────────────
+# Gemma 4's way to write a call, read into the name of a tool and the JSON of its arguments.
+#
+#     call:NAME{city:"Oslo",days:[1,2],exact:true}     where each " is a token of its own
+#
+# Source of the syntax: the chat template google-gemma-4-31B-it.jinja (llama.cpp b11434,
+# 2026-11-29),
+# which writes earlier calls so. Knows no token and no stream.
+
+# Stands for the token around texts. A lone surrogate, which is in no text decoded from bytes: so
+# whatever letters a model writes, it cannot write this.
+CALL_QUOTE = "\udc00"
+_CALL_HEAD = re.compile(r"\s*call:([A-Za-z0-9_.-]+)\s*\{")
+_BLANKS = " \t\r\n"
+# What ends a key or a value that has no quotes.
+_BARE = re.compile(f"[^{{}}\\[\\],:{CALL_QUOTE}]*")
+_BARE_VALUE = re.compile(f"[^{{}}\\[\\],{CALL_QUOTE}]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# A template prints Python's None where an argument was null.
+_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
+_DEEPEST = 100  # objects and lists within each other
+
+
+class CallFault(Exception):
+    """What should be a call is none; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call. `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+def read_call(source: str) -> ToolCall:
+    """The call in what stands between the two tokens around a call, CALL_QUOTE for the third.
+
+    Keys may have quotes or not; of one that comes twice the last value counts, as JSON's readers
+    have it. A number keeps its digits; a word without quotes that is neither
+    number, truth value nor null is a text, as vLLM 0.32 takes it. Raises CallFault.
+    """
+    head = _CALL_HEAD.match(source)
+    if head is None:
+        raise CallFault("it does not begin with call:NAME{")
+    reader = _CallReader(source, head.end())
+    arguments = reader.fields_json(1)
+    if source[reader.place :].strip(_BLANKS):
+        raise CallFault(f"something follows the call at character {reader.place}")
+    return ToolCall(head[1], arguments)
+
+
+class _CallReader:
+    """Reads on from `place`, which stands behind what was read."""
+
+    def __init__(self, source: str, place: int) -> None:
+        self.source = source
+        self.place = place
+
+    def fields_json(self, depth: int) -> str:
+        """The object whose bracket was just opened, as JSON."""
+        told: dict[str, str] = {}
+        while self._more("}", bool(told)):
+            key = self._key()
+            told[key] = self._value_json(depth)
+        return "{" + ",".join(f"{_json_text(key)}:{value}" for key, value in told.items()) + "}"
+
+    def _items_json(self, depth: int) -> str:
+        told: list[str] = []
+        while self._more("]", bool(told)):
+            told.append(self._value_json(depth))
+        return "[" + ",".join(told) + "]"
+
+    def _more(self, end: str, begun: bool) -> bool:
+        """Whether another entry follows; else `end` is taken."""
+        if self._taken(end):
+            return False
+        if begun and not self._taken(","):
+            raise self._fault(f"neither , nor {end}")
+        return True
+
+    def _key(self) -> str:
+        if self._taken(CALL_QUOTE):
+            key = self._quoted()
+        else:
+            key = self._matched(_BARE).strip(_BLANKS)
+            if not key:
+                raise self._fault("no key")
+        if not self._taken(":"):
+            raise self._fault("no : behind a key")
+        return key
+
+    def _value_json(self, depth: int) -> str:
+        if depth > _DEEPEST:
+            raise self._fault(f"more than {_DEEPEST} levels")
+        if self._taken(CALL_QUOTE):
+            return _json_text(self._quoted())
+        if self._taken("{"):
+            return self.fields_json(depth + 1)
+        if self._taken("["):
+            return self._items_json(depth + 1)
+        word = self._matched(_BARE_VALUE).strip(_BLANKS)
+        if not word:
+            raise self._fault("no value")
+        if _NUMBER.fullmatch(word):
+            return word
+        return _WORDS.get(word) or _json_text(word)
+
+    def _quoted(self) -> str:
+        """The text up to the quote that closes it."""
+        end = self.source.find(CALL_QUOTE, self.place)
+        if end < 0:
+            raise self._fault("a text that is not closed")
+        text, self.place = self.source[self.place : end], end + 1
+        return text
+
+    def _taken(self, letter: str) -> bool:
+        """Whether `letter` follows behind blanks; then it is taken."""
+        place = self.place
+        while place < len(self.source) and self.source[place] in _BLANKS:
+            place += 1
+        if not self.source.startswith(letter, place):
+            return False
+        self.place = place + 1
+        return True
+
+    def _matched(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self.source, self.place)
+        assert found is not None  # both patterns match nothing, too
+        self.place = found.end()
+        return found[0]
+
+    def _fault(self, words: str) -> CallFault:
+        return CallFault(f"{words} at character {self.place}")
+
+
+def _json_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+# ── serving / call_texts ──────────────────────────────────────────────────────────────────────────
+# The texts that a call may have, as terminals of llguidance's dialect of Lark: JSON Schema's
+# lengths, patterns and formats.
+#
+# Knows no call and no tokenizer.
+
+# Of a string's formats; regular expressions of RFC 3339 and RFC 9562, without calendars.
+_CALL_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_CALL_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_CALL_FORMATS: Mapping[str, str] = {
+    "date": _CALL_DATE,
+    "time": _CALL_TIME,
+    "date-time": f"{_CALL_DATE}T{_CALL_TIME}",
+    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "uri": r"[a-z][a-z0-9+.-]{1,20}:[!#-;=?-\[\]_a-z~]+",
+}
+
+
+class CallGrammarRefused(Exception):
+    """A tool's schema says what cannot be kept to; the message names the place and the keyword."""
+
+
+def call_text(asks: Mapping[str, Any], place: str) -> str:
+    """The body of Lark's terminal for the texts that a string's keywords `asks` allow.
+
+    Raises CallGrammarRefused with `place` and the keyword.
+    """
+    least, most = (call_count(asks, name, place) for name in ("minLength", "maxLength"))
+    check_call_bounds(least, most, place)
+    parts = [] if least is None and most is None else [f"/(?s:.{call_times(least, most)})/"]
+    if "pattern" in asks:
+        parts.append(_call_pattern(asks["pattern"], place))
+    if "format" in asks:
+        if asks["format"] not in _CALL_FORMATS:
+            known = ", ".join(_CALL_FORMATS)
+            words = f"{place}: format {json.dumps(asks['format'])[:40]} is none of {known}"
+            raise CallGrammarRefused(words)
+        parts.append(f"/{_CALL_FORMATS[asks['format']]}/")
+    return " & ".join(parts) or "/(?s:.*)/"
+
+
+def call_count(asks: Mapping[str, Any], name: str, place: str) -> int | None:
+    """The keyword `name`, a number of letters or items; None: not given. CallGrammarRefused."""
+    value = asks.get(name)
+    if value is not None and (type(value) is not int or value < 0):
+        raise CallGrammarRefused(f"{place}: {name} must be a whole number")
+    return value
+
+
+def check_call_bounds(least: int | None, most: int | None, place: str) -> None:
+    """Raises CallGrammarRefused where nothing is between both; None is no bound."""
+    if most is not None and most < (least or 0):
+        raise CallGrammarRefused(f"{place}: at least {least} and at most {most} cannot be")
+
+
+def call_times(least: int | None, most: int | None) -> str:
+    """Lark's and a pattern's "so many times"; None is no bound."""
+    return f"{{{least or 0},{'' if most is None else most}}}"
+
+
+def _call_pattern(pattern: Any, place: str) -> str:
+    """Lark's terminal for texts in which `pattern` is found: JSON Schema's patterns are not held to
+    the ends of a text unless they say so."""
+    from llguidance import regex_to_lark
+
+    if not isinstance(pattern, str):
+        raise CallGrammarRefused(f"{place}: pattern must be a text")
+    first = pattern.startswith("^")
+    last = re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+    inner = pattern[first : len(pattern) - last]
+    outer = re.sub(r"\\.|\[(\\.|[^\]])*\]", "", inner)
+    while (less := re.sub(r"\([^()]*\)", "", outer)) != outer:
+        outer = less
+    if (first or last) and "|" in outer:
+        raise CallGrammarRefused(f"{place}: pattern {pattern[:60]!r}: put what ^ or $ is for in ()")
+    whole = f"{'' if first else '(?s:.*)'}({inner}){'' if last else '(?s:.*)'}"
+    return f"/{regex_to_lark(whole, 'dw')}/"
 
 
 # ── serving / call_grammar ────────────────────────────────────────────────────────────────────────
@@ -176,25 +420,11 @@ _CALL_KEYWORDS: Mapping[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-# Of a string's formats; regular expressions of RFC 3339 and RFC 9562, without calendars.
-_CALL_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_CALL_TIME = (
-    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-_CALL_FORMATS: Mapping[str, str] = {
-    "date": _CALL_DATE,
-    "time": _CALL_TIME,
-    "date-time": f"{_CALL_DATE}T{_CALL_TIME}",
-    "uuid": "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
-    "uri": r"[a-z][a-z0-9+.-]{1,20}:[!#-;=?-\[\]_a-z~]+",
-}
 _CALL_KEY = re.compile(r'[^\s{}\[\],:<>|"]+')  # what can stand without quotes
 _CALL_OTHER_KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"  # what a model may think of
+# Where no schema is held: a property may have any name that can be read back.
+_CALL_ANY_KEY = r"[^{}\[\],:\s]([^{}\[\],:]{0,98}[^{}\[\],:\s])?"
 _CALL_FREE_LEVELS = 6  # of lists and objects in a value that no schema describes
-
-
-class CallGrammarRefused(Exception):
-    """A tool's schema says what cannot be kept to; the message names the place and the keyword."""
 
 
 @dataclass(frozen=True)
@@ -206,27 +436,31 @@ class CallTokens:
     quote: int
 
 
-def call_grammar(tools: Sequence[ToolSpec], many: bool, tokens: CallTokens) -> str:
-    """Lark for one call of one of `tools`, or several where `many`.
+def call_grammar(shape: AnswerShape, tokens: CallTokens) -> str:
+    """Lark for an answer of the kind "calls". `@said` in it stands for the grammar of shape.said.
 
     Keys come in the order that Gemma's template writes them in: sorted, capitals like small
     letters. An object may have other keys than its properties only where additionalProperties says
     so, or where it has no properties; arguments without any schema are none. Of what JSON Schema
     means by `format`, a few kinds of string are enforced and a number's are notes.
+    Arguments whose schema is not held are any that can be read back as a call's.
     Raises CallGrammarRefused.
     """
     made = _CallRules(tokens.quote)
     calls = []
-    for tool in tools:
+    for tool in shape.tools:
         schema = tool.parameters or {"type": "object", "additionalProperties": False}
         try:
-            arguments = made.value(schema, schema, tool.name)
+            held = shape.forced or tool.strict
+            arguments = made.value(schema, schema, tool.name) if held else made.any_object()
         except RecursionError:
             raise CallGrammarRefused(f"{tool.name}: nested too deeply") from None
         head = _call_literal(f"call:{tool.name}")
         calls.append(f"<[{tokens.opened}]> {head} {arguments} <[{tokens.closed}]>")
-    start = f"start: {'call+' if many else 'call'}\ncall: " + " | ".join(calls)
-    return "\n".join([start, *made.rules]) + "\n"
+    start = "call+" if shape.many else "call"
+    if not shape.forced:
+        start = f"{start} | @said" if shape.said else f"SAID ({start})?\nSAID: /(?s:.*)/"
+    return "\n".join([f"start: {start}", "call: " + " | ".join(calls), *made.rules]) + "\n"
 
 
 def _call_literal(text: str) -> str:
@@ -332,7 +566,7 @@ class _CallRules:
         if kind == "array":
             return self._array(asks, root, place)
         if kind == "string":
-            return f"{self._quote} {self._text(asks, place)} {self._quote}"
+            return f"{self._quote} {self._terminal(call_text(asks, place))} {self._quote}"
         if kind not in ("number", "integer", "boolean", "null"):
             raise CallGrammarRefused(f"{place}: type {json.dumps(kind)[:40]} is none")
         # Written as JSON writes them: llguidance makes their grammar.
@@ -341,27 +575,13 @@ class _CallRules:
         form = {"x-guidance": {"whitespace_flexible": False, "lenient": False}}
         return f"%json {json.dumps(form | schema)}"
 
-    def _text(self, asks: Mapping[str, Any], place: str) -> str:
-        least, most = (_call_size(asks, name, place) for name in ("minLength", "maxLength"))
-        _check_call_bounds(least, most, place)
-        parts = [] if least is None and most is None else [f"/(?s:.{_call_times(least, most)})/"]
-        if "pattern" in asks:
-            parts.append(_call_pattern(asks["pattern"], place))
-        if "format" in asks:
-            if asks["format"] not in _CALL_FORMATS:
-                known = ", ".join(_CALL_FORMATS)
-                words = f"{place}: format {json.dumps(asks['format'])[:40]} is none of {known}"
-                raise CallGrammarRefused(words)
-            parts.append(f"/{_CALL_FORMATS[asks['format']]}/")
-        return self._terminal(" & ".join(parts) or "/(?s:.*)/")
-
     def _array(self, asks: Mapping[str, Any], root: Mapping[str, Any], place: str) -> str:
-        least, most = _call_size(asks, "minItems", place) or 0, _call_size(asks, "maxItems", place)
-        _check_call_bounds(least, most, place)
+        least, most = call_count(asks, "minItems", place) or 0, call_count(asks, "maxItems", place)
+        check_call_bounds(least, most, place)
         if most == 0:
             return '"[" "]"'
         item = self.value(asks.get("items", True), root, f"{place}.items")
-        more = _call_times(max(least - 1, 0), None if most is None else most - 1)
+        more = call_times(max(least - 1, 0), None if most is None else most - 1)
         items = f'{item} ("," {item}){more}'
         return f'"[" {items if least else f"({items})?"} "]"'
 
@@ -384,15 +604,15 @@ class _CallRules:
             if properties[name] is False:
                 continue
             value = self.value(properties[name], root, f"{place}.{name}")
-            field = self._rule(f"{_call_literal(f'{name}:')} {value}")
-            fields.append((field, name in required))
+            member = self._rule(f"{_call_literal(f'{name}:')} {value}")
+            fields.append((member, name in required))
         rest = "" if others is False else self._others(others, properties, root, place)
         return f'"{{" {self._fields(fields, rest)} "}}"'
 
     def _others(
         self, others: Any, named: Mapping[str, Any], root: Mapping[str, Any], place: str
     ) -> str:
-        """One field of another name than those."""
+        """One member of another name than those."""
         key = f"/{_CALL_OTHER_KEY}/"
         if named:
             key += f" & ~/({'|'.join(re.escape(name) for name in named)})/"
@@ -406,9 +626,9 @@ class _CallRules:
         """
         after = self._rule(f'("," {rest})*') if rest else '""'
         first = self._rule(f'({rest} ("," {rest})*)?') if rest else '""'
-        for field, needed in reversed(fields):
-            first = self._rule(f"{field} {after}" + ("" if needed else f" | {first}"))
-            after = self._rule(f'"," {field} {after}' + ("" if needed else f" | {after}"))
+        for member, needed in reversed(fields):
+            first = self._rule(f"{member} {after}" + ("" if needed else f" | {first}"))
+            after = self._rule(f'"," {member} {after}' + ("" if needed else f" | {after}"))
         return first
 
     def _literal(self, value: Any, place: str) -> str:
@@ -428,6 +648,14 @@ class _CallRules:
             return f'"[" {inner} "]"'
         return _call_literal(json.dumps(value))
 
+    def any_object(self) -> str:
+        """An object of any fields."""
+        return self._braced(_CALL_FREE_LEVELS)
+
+    def _braced(self, levels: int) -> str:
+        member = self._rule(f'/{_CALL_ANY_KEY}/ ":" {self._free(levels)}')
+        return f'"{{" ({member} ("," {member})*)? "}}"'
+
     def _free(self, levels: int) -> str:
         """Any value, with so many levels of lists and objects within each other."""
         if levels not in self._free_rules:
@@ -435,9 +663,7 @@ class _CallRules:
             body = self.value(schema, schema, "")
             if levels:
                 inner = self._free(levels - 1)
-                field = self._rule(f'/{_CALL_OTHER_KEY}/ ":" {inner}')
-                for opened, part, closed in (("[", inner, "]"), ("{", field, "}")):
-                    body += f' | "{opened}" ({part} ("," {part})*)? "{closed}"'
+                body += f' | "[" ({inner} ("," {inner})*)? "]" | {self._braced(levels - 1)}'
             self._free_rules[levels] = self._rule(body)
         return self._free_rules[levels]
 
@@ -465,182 +691,6 @@ def _call_types_differ(schemas: Sequence[Any]) -> bool:
     if not all(isinstance(kind, str) for kind in kinds):
         return False
     return len({"number" if kind == "integer" else kind for kind in kinds}) == len(kinds)
-
-
-def _call_size(asks: Mapping[str, Any], name: str, place: str) -> int | None:
-    value = asks.get(name)
-    if value is not None and (type(value) is not int or value < 0):
-        raise CallGrammarRefused(f"{place}: {name} must be a whole number")
-    return value
-
-
-def _check_call_bounds(least: int | None, most: int | None, place: str) -> None:
-    if most is not None and most < (least or 0):
-        raise CallGrammarRefused(f"{place}: at least {least} and at most {most} cannot be")
-
-
-def _call_times(least: int | None, most: int | None) -> str:
-    return f"{{{least or 0},{'' if most is None else most}}}"
-
-
-def _call_pattern(pattern: Any, place: str) -> str:
-    """Lark's terminal for texts in which `pattern` is found: JSON Schema's patterns are not held to
-    the ends of a text unless they say so."""
-    from llguidance import regex_to_lark
-
-    if not isinstance(pattern, str):
-        raise CallGrammarRefused(f"{place}: pattern must be a text")
-    first = pattern.startswith("^")
-    last = re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
-    inner = pattern[first : len(pattern) - last]
-    outer = re.sub(r"\\.|\[(\\.|[^\]])*\]", "", inner)
-    while (less := re.sub(r"\([^()]*\)", "", outer)) != outer:
-        outer = less
-    if (first or last) and "|" in outer:
-        raise CallGrammarRefused(f"{place}: pattern {pattern[:60]!r}: put what ^ or $ is for in ()")
-    whole = f"{'' if first else '(?s:.*)'}({inner}){'' if last else '(?s:.*)'}"
-    return f"/{regex_to_lark(whole, 'dw')}/"
-
-
-# ── serving / call_syntax ─────────────────────────────────────────────────────────────────────────
-# Gemma 4's way to write a call, read into the name of a tool and the JSON of its arguments.
-#
-#     call:NAME{city:"Oslo",days:[1,2],exact:true}     where each " is a token of its own
-#
-# Source of the syntax: the chat template google-gemma-4-31B-it.jinja (llama.cpp b11434,
-# 2026-11-29),
-# which writes earlier calls so. Knows no token and no stream.
-
-# Stands for the token around texts. A lone surrogate, which is in no text decoded from bytes: so
-# whatever letters a model writes, it cannot write this.
-CALL_QUOTE = "\udc00"
-_CALL_HEAD = re.compile(r"\s*call:([A-Za-z0-9_.-]+)\s*\{")
-_BLANKS = " \t\r\n"
-# What ends a key or a value that has no quotes.
-_BARE = re.compile(f"[^{{}}\\[\\],:{CALL_QUOTE}]*")
-_BARE_VALUE = re.compile(f"[^{{}}\\[\\],{CALL_QUOTE}]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-# A template prints Python's None where an argument was null.
-_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
-_DEEPEST = 100  # objects and lists within each other
-
-
-class CallFault(Exception):
-    """What should be a call is none; the message says where and why."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call. `arguments` is the text of a JSON object."""
-
-    name: str
-    arguments: str
-
-
-def read_call(source: str) -> ToolCall:
-    """The call in what stands between the two tokens around a call, CALL_QUOTE for the third.
-
-    Keys may have quotes or not. A number keeps its digits; a word without quotes that is neither
-    number, truth value nor null is a text, as vLLM 0.32 takes it. Raises CallFault.
-    """
-    head = _CALL_HEAD.match(source)
-    if head is None:
-        raise CallFault("it does not begin with call:NAME{")
-    reader = _CallReader(source, head.end())
-    arguments = reader.fields_json(1)
-    if source[reader.place :].strip(_BLANKS):
-        raise CallFault(f"something follows the call at character {reader.place}")
-    return ToolCall(head[1], arguments)
-
-
-class _CallReader:
-    """Reads on from `place`, which stands behind what was read."""
-
-    def __init__(self, source: str, place: int) -> None:
-        self.source = source
-        self.place = place
-
-    def fields_json(self, depth: int) -> str:
-        """The object whose bracket was just opened, as JSON."""
-        told: dict[str, str] = {}
-        while self._more("}", bool(told)):
-            key = self._key()
-            if key in told:
-                raise self._fault(f"the key {key[:40]!r} a second time")
-            told[key] = self._value_json(depth)
-        return "{" + ",".join(f"{_json_text(key)}:{value}" for key, value in told.items()) + "}"
-
-    def _items_json(self, depth: int) -> str:
-        told: list[str] = []
-        while self._more("]", bool(told)):
-            told.append(self._value_json(depth))
-        return "[" + ",".join(told) + "]"
-
-    def _more(self, end: str, begun: bool) -> bool:
-        """Whether another entry follows; else `end` is taken."""
-        if self._taken(end):
-            return False
-        if begun and not self._taken(","):
-            raise self._fault(f"neither , nor {end}")
-        return True
-
-    def _key(self) -> str:
-        if self._taken(CALL_QUOTE):
-            key = self._quoted()
-        else:
-            key = self._matched(_BARE).strip(_BLANKS)
-            if not key:
-                raise self._fault("no key")
-        if not self._taken(":"):
-            raise self._fault("no : behind a key")
-        return key
-
-    def _value_json(self, depth: int) -> str:
-        if depth > _DEEPEST:
-            raise self._fault(f"more than {_DEEPEST} levels")
-        if self._taken(CALL_QUOTE):
-            return _json_text(self._quoted())
-        if self._taken("{"):
-            return self.fields_json(depth + 1)
-        if self._taken("["):
-            return self._items_json(depth + 1)
-        word = self._matched(_BARE_VALUE).strip(_BLANKS)
-        if not word:
-            raise self._fault("no value")
-        if _NUMBER.fullmatch(word):
-            return word
-        return _WORDS.get(word) or _json_text(word)
-
-    def _quoted(self) -> str:
-        """The text up to the quote that closes it."""
-        end = self.source.find(CALL_QUOTE, self.place)
-        if end < 0:
-            raise self._fault("a text that is not closed")
-        text, self.place = self.source[self.place : end], end + 1
-        return text
-
-    def _taken(self, letter: str) -> bool:
-        """Whether `letter` follows behind blanks; then it is taken."""
-        place = self.place
-        while place < len(self.source) and self.source[place] in _BLANKS:
-            place += 1
-        if not self.source.startswith(letter, place):
-            return False
-        self.place = place + 1
-        return True
-
-    def _matched(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self.source, self.place)
-        assert found is not None  # both patterns match nothing, too
-        self.place = found.end()
-        return found[0]
-
-    def _fault(self, words: str) -> CallFault:
-        return CallFault(f"{words} at character {self.place}")
-
-
-def _json_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 # ── serving / control_text ────────────────────────────────────────────────────────────────────────
@@ -745,10 +795,23 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family)
 
 
-def on_end_signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    """`act` is called in `loop` for each SIGTERM and SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, act)
+@contextlib.contextmanager
+def on_end_signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, `act` is called in `loop` for each SIGTERM and SIGINT. In the main thread.
+
+    Not by loop.add_signal_handler: its signals come through the socket by which other threads wake
+    the loop, and one that finds it full, as behind a few hundred tokens told at once, is lost.
+    """
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ── serving / refusal ─────────────────────────────────────────────────────────────────────────────
@@ -1224,11 +1287,6 @@ def read_tool_order(tools: Any, choice: Any, parallel: bool) -> ToolOrder:
         return ToolOrder()
     calls: CallsWanted = "many" if parallel else "one"
     if choice in (None, "auto"):
-        for number, tool in enumerate(tools):
-            if tool["function"].get("strict"):
-                words = 'needs tool_choice "required" or a named tool: no other call is held to its'
-                place = f"tools[{number}].function.strict"
-                raise invalid_field(place, f"{words} schema", "unsupported")
         return ToolOrder(specs, calls)
     if choice == "required":
         return ToolOrder(specs, calls, must=specs)
@@ -1288,6 +1346,7 @@ def _tool_spec(place: str, told: Any) -> ToolSpec:
         name=_checked_name(f"{place}.name", function.get("name")),
         description=function.get("description", ""),
         parameters=parameters,
+        strict=function.get("strict", False),
     )
 
 
@@ -1300,7 +1359,9 @@ def _checked_name(place: str, told: Any) -> str:
 def read_shape_order(form: Any, structured: Any, tools: ToolOrder) -> ShapeOrder | None:
     """response_format, vLLM's structured_outputs and a call that must be made: at most one of them.
 
-    A schema holds whether `strict` is asked for or not. Raises ApiRefusal 400.
+    Where calls may be made, the answer is of that shape or is calls. Without such a shape and
+    without a strict tool it is free. A response_format's schema holds whether `strict` is asked for
+    or not. Raises ApiRefusal 400.
     """
     found = [
         order
@@ -1309,10 +1370,10 @@ def read_shape_order(form: Any, structured: Any, tools: ToolOrder) -> ShapeOrder
     ]
     if len(found) > 1:
         raise invalid_field(found[0].place, f"and {found[1].place} both shape the answer: give one")
-    if found and tools.tools and not tools.must:
-        words = "cannot be had while the model may call tools as well"
-        raise invalid_field(found[0].place, f'{words}: say tool_choice "none"', "unsupported")
-    return found[0] if found else None
+    said = found[0] if found else None
+    if tools.must or not (said or any(tool.strict for tool in tools.tools)):
+        return said
+    return _free_calls_order(tools, said) if tools.tools else said
 
 
 def _calls_order(tools: ToolOrder) -> ShapeOrder | None:
@@ -1320,6 +1381,17 @@ def _calls_order(tools: ToolOrder) -> ShapeOrder | None:
         return None
     many = tools.calls == "many"
     return ShapeOrder(AnswerShape("calls", tools=tools.must, many=many), "tool_choice")
+
+
+def _free_calls_order(tools: ToolOrder, said: ShapeOrder | None) -> ShapeOrder:
+    shape = AnswerShape(
+        "calls",
+        tools=tools.tools,
+        many=tools.calls == "many",
+        forced=False,
+        said=said.shape if said else None,
+    )
+    return ShapeOrder(shape, said.place if said else "tools")
 
 
 def _format_order(form: Any) -> ShapeOrder | None:
@@ -1484,8 +1556,14 @@ class SlotEngine(Protocol):
     def load(self, report: LoadReport) -> None:
         """Map and place the weights and compile every shape. Raises EngineFault."""
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Give the free `slot` a conversation: at least one token, fewer than limits.context."""
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
+        """Give the free `slot` a conversation: at least one token, fewer than limits.context.
+
+        Gives how many of its first tokens the engine has from earlier ones with the same salt, and
+        does not read again: fewer than all, 0 where it keeps nothing.
+        """
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole.
@@ -1507,7 +1585,10 @@ class SlotEngine(Protocol):
         """Free the slot; whatever it held can be overwritten."""
 
     def counters(self) -> Mapping[str, float]:
-        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes."""
+        """Figures for the metrics page: compiled_shapes, compiles_after_start, kv_bytes and more.
+
+        What only ever grows ends in _total.
+        """
 
 
 # ── serving / replicated_engine ───────────────────────────────────────────────────────────────────
@@ -1555,9 +1636,12 @@ class ReplicatedEngine:
         for numbers in ((0,), range(1, count)):
             _replica_results([self._threads[n].submit(load_one, n) for n in numbers])
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
         replica, its_slot = self._place(slot)
-        self._asked(replica, self._replicas[replica].begin, its_slot, prompt, sampling)
+        begin = self._replicas[replica].begin
+        return self._asked(replica, begin, its_slot, prompt, sampling, cache_salt)
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         replica, its_slot = self._place(slot)
@@ -1696,6 +1780,7 @@ class _SharedBody(BaseModel):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_tokens_as_token_ids: bool = False
+    cache_salt: str = Field(default="", min_length=1, max_length=1_000)
     user: str | None = None  # who asks, for the caller's own books: it changes nothing
     response_format: Any = None
     structured_outputs: Any = None
@@ -1738,6 +1823,7 @@ class GenerationOrder:
     themselves, `stop_ids` are tokens that end it. `tokens_as_ids` tells tokens as "token_id:N".
     `shape` is what the answer must be, as its `place` in the request says. `thinking`: the model
     may think first, and the shape holds for what comes after that.
+    Kept prefixes are shared with requests of the same `cache_salt` alone.
     """
 
     model: str
@@ -1752,6 +1838,7 @@ class GenerationOrder:
     tokens_as_ids: bool
     shape: ShapeOrder | None = None
     thinking: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -1906,6 +1993,7 @@ def _generation(
         include_usage=body.stream_options is not None and body.stream_options.include_usage,
         tokens_as_ids=body.return_tokens_as_token_ids,
         shape=read_shape_order(body.response_format, body.structured_outputs, tools or ToolOrder()),
+        cache_salt=body.cache_salt,
     )
 
 
@@ -1956,8 +2044,11 @@ class SchedulerJob(Protocol):
     @property
     def constraint(self) -> TokenConstraint | None: ...
 
-    def seated(self) -> None:
-        """A slot was found, and the prompt is read from now on."""
+    @property
+    def cache_salt(self) -> str: ...
+
+    def seated(self, held: int) -> None:
+        """A slot was found, and the prompt is read from now on, but for its first `held` tokens."""
 
     def take(self, tokens: Sequence[StepToken]) -> bool:
         """The answer goes on by `tokens`. True: it is over, and the slot can be given away."""
@@ -2274,9 +2365,10 @@ class Scheduler:
                 self._seats.append(seat)
             seat.seated_at = time.monotonic()
             try:
-                self._engine.begin(seat.slot, seat.job.prompt, seat.job.sampling)
-                seat.job.seated()
-                self._constrained += seat.job.constraint is not None
+                job = seat.job
+                seat.read = self._engine.begin(seat.slot, job.prompt, job.sampling, job.cache_salt)
+                job.seated(seat.read)
+                self._constrained += job.constraint is not None
             except EngineFault:
                 raise
             except Exception as error:
@@ -2445,7 +2537,8 @@ class _NowCollector:
             **{name: (value, "Of the engine itself.") for name, value in now.counters.items()},
         }
         for name, (value, words) in figures.items():
-            yield GaugeMetricFamily(f"engine_{name}", words, value=value)
+            family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield family(f"engine_{name}", words, value=value)
         yield CounterMetricFamily(
             "engine_requests_constrained",
             "Requests with a shape to keep to that got a slot.",
@@ -3007,9 +3100,10 @@ class ConstraintBroken(Exception):
 class Constraints:
     """Makes the constraints of one model's answers, which `stop_ids` may end. Any thread may ask.
 
-    The vocabulary is prepared when the first one is asked for: 3 s and 200 MB for Gemma's 262,144
-    tokens (2 cores of an AMD EPYC, Zen 4), which a server without constraints does not pay. After
-    that a constraint takes milliseconds, and a mask between 7 and 300 µs.
+    The vocabulary is prepared when the first one is asked for: 200 MB for Gemma's 262,144 tokens
+    and 2.5 s on 2 quiet cores of an AMD EPYC (Zen 4), 6.6 s on busy ones, which a server without
+    constraints does not pay. After that a constraint takes milliseconds and a mask 7 to 300 µs on
+    the busy ones; a text whose length is bounded took 2.7 ms for one.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> None:
@@ -3028,7 +3122,8 @@ class Constraints:
         in_thought: bool = False,
         place: str = "response_format",
     ) -> TokenConstraint:
-        """What holds one answer to `shape`, which stands in the request at `place`.
+        """What holds one answer to `shape`, which stands in the request at `place`; of one with
+        `said`, that stands there, and its tools at "tools".
 
         thinking: a thought may come first, and is free; in_thought: the prompt has opened it.
         Takes a while (see above), so not for an event loop. Raises ApiRefusal 400 that names what
@@ -3038,6 +3133,9 @@ class Constraints:
             raise ApiRefusal(400, "the model names no token that ends an answer")
         with self._lock:
             try:
+                if shape.said is not None:
+                    self._matcher(self._grammar(shape.said))  # so what fails now is at its place
+                    place = "tools"
                 body = self._matcher(self._grammar(shape))
                 answer = _ShapedAnswer(body, self._stops)
                 opened = self._tokenizer.token_to_id(_SHAPE_THOUGHT_OPEN)
@@ -3051,7 +3149,8 @@ class Constraints:
             return _ThoughtFirst(answer, free, opened, closed, in_thought)
 
     def _grammar(self, shape: AnswerShape) -> str:
-        """`shape` as llguidance takes it. Raises ConstraintBroken and CallGrammarRefused."""
+        """`shape` as llguidance takes it: JSON with the one grammar, behind which that of what is
+        `said` may stand. Raises ConstraintBroken and CallGrammarRefused."""
         from llguidance import LLMatcher
 
         if shape.kind == "json_object":
@@ -3068,8 +3167,8 @@ class Constraints:
             tokens = [token for token in found if token is not None]
             if len(tokens) < len(found):
                 raise ConstraintBroken("the model has no tokens for calls")
-            lark = call_grammar(shape.tools, shape.many, CallTokens(*tokens))
-        return _shape_lark(lark)
+            lark = call_grammar(shape, CallTokens(*tokens))
+        return _shape_lark(lark, "" if shape.said is None else self._grammar(shape.said))
 
     def _matcher(self, grammar: str) -> Any:
         """A matcher at the begin of `grammar`. Raises ConstraintBroken."""
@@ -3184,10 +3283,10 @@ def _shape_mask(matcher: Any) -> bytes:
     return mask
 
 
-def _shape_lark(text: str) -> str:
-    from llguidance import LLMatcher
-
-    return str(LLMatcher.grammar_from_lark(text))
+def _shape_lark(text: str, said: str = "") -> str:
+    """The grammar `text`, in which @said is the one of `said`."""
+    others = [part | {"name": "said"} for part in json.loads(said)["grammars"]] if said else []
+    return json.dumps({"grammars": [{"lark_grammar": text}, *others]})
 
 
 def _shape_json(schema: Mapping[str, Any]) -> str:
@@ -3285,7 +3384,8 @@ class Generation:
     when it is made.
 
     `ends` are tokens that end the answer and are no part of it; `parser`, which is this answer's
-    alone, may end it likewise. `constraint` says what may come next, if anything does.
+    alone, may end it likewise. `constraint` says what may come next, if anything does. `cached` are
+    the prompt's tokens that the engine had, once it is seated.
     """
 
     def __init__(
@@ -3298,11 +3398,14 @@ class Generation:
         parser: AnswerParser,
         metrics: ServingMetrics,
         constraint: TokenConstraint | None = None,
+        cache_salt: str = "",
     ) -> None:
         self.prompt = prompt
         self.sampling = sampling
         self.limit = limit
         self.constraint = constraint
+        self.cache_salt = cache_salt
+        self.cached = 0
         self._ends = ends
         self._parser = parser
         self._metrics = metrics
@@ -3332,7 +3435,8 @@ class Generation:
         self._left = True
         self._deltas.put_nowait(AnswerDelta(left=True))
 
-    def seated(self) -> None:
+    def seated(self, held: int) -> None:
+        self.cached = held
         self._metrics.queued(time.monotonic() - self._arrived)
 
     def take(self, tokens: Sequence[StepToken]) -> bool:
@@ -3491,13 +3595,17 @@ class AnswerForm:
         said: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
         return self._chunk([self._choice(said, (), finish)])
 
-    def usage(self, prompt_tokens: int, answer: AnswerDelta) -> dict[str, Any]:
-        """OpenAI's usage object. `answer` is its last delta, which counts all before it."""
+    def usage(self, prompt_tokens: int, answer: AnswerDelta, cached: int = 0) -> dict[str, Any]:
+        """OpenAI's usage object. `answer` is its last delta, which counts all before it. `cached`
+        tokens of the prompt were not computed anew; as in vLLM they are told where there are any.
+        """
         counts: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": answer.completion_tokens,
             "total_tokens": prompt_tokens + answer.completion_tokens,
         }
+        if cached:
+            counts["prompt_tokens_details"] = {"cached_tokens": cached}
         if self.chat:
             counts["completion_tokens_details"] = {"reasoning_tokens": answer.thought_tokens}
         return counts
@@ -3661,7 +3769,8 @@ class AnswerResponse(Response):
         return chunks
 
     def _usage(self, delta: AnswerDelta) -> dict[str, Any]:
-        return self._form.usage(len(self._generation.prompt), delta)
+        given = self._generation
+        return self._form.usage(len(given.prompt), delta, given.cached)
 
 
 async def _send_events(send: Send, events: list[dict[str, Any]], over: bool = False) -> None:
@@ -3826,6 +3935,7 @@ class HttpFront:
             parser=self._parser(order, prompt, chat),
             metrics=self.metrics,
             constraint=constraint,
+            cache_salt=order.cache_salt,
         )
         form = AnswerForm(
             chat=chat is not None,
@@ -3934,12 +4044,26 @@ class LayerConfig:
 
 
 @dataclass(frozen=True)
+class PackedRule:
+    """Which matrices a checkpoint stores as packed 4-bit integers, as its config says.
+
+    `group`: columns that share a scale. A module is packed where one of `targets` fits it and none
+    of `ignored` does: a whole name, "re:" before an expression for a name's beginning, or "Linear".
+    """
+
+    group: int
+    targets: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Gemma4Config:
     """The text half of a Gemma 4: everything that moves a logit.
 
     `per_layer` is the width of a per-layer embedding (0: the model has none), `experts` the number
     of experts (0: dense), `experts_used` how many a token takes, `expert_intermediate` the width of
-    one. `softcap` 0 means none. `stored_dtype` is "bfloat16", "float32" or "float16".
+    one. `softcap` 0 means none. `stored_dtype` is "bfloat16", "float32" or "float16". `packed` is
+    None where all is stored plainly. `own_head`: the files hold the embedding a second time.
     """
 
     hidden: int
@@ -3961,6 +4085,8 @@ class Gemma4Config:
     bos: int | None
     eos: tuple[int, ...]
     pad: int | None
+    packed: PackedRule | None = None
+    own_head: bool = False
 
 
 # ── gemma4 / memory_speed ─────────────────────────────────────────────────────────────────────────
@@ -4186,6 +4312,91 @@ def json_object(text: bytes, where: str) -> dict[str, object]:
     return read
 
 
+# ── gemma4 / quantization_config ──────────────────────────────────────────────────────────────────
+# Reads `quantization_config`: which matrices a checkpoint packs, and refuses every other kind.
+#
+# Knows no tensors. The one kind that is read is what Google's `-w4a16-ct` releases are: 4-bit
+# integers, a scale for each group of a row, no offsets, activations as they come.
+#
+# Keys and what they do: compressed-tensors 0.20.1, quantization/quant_config.py, quant_scheme.py,
+# quant_args.py and utils/match.py.
+
+_PACKED_FORMAT = "pack-quantized"
+_PACKED_WORD = 8  # integers of 4 bits in a word of 32: a group may not end within one
+# Book-keeping, how scales were found, and types of offsets that symmetric integers do not have.
+_PACKED_HARMLESS = frozenset(("global_compression_ratio", "run_compressed", "version"))
+_PACKED_HARMLESS_ARGUMENTS = frozenset(("observer", "observer_kwargs", "zp_dtype"))
+
+
+def read_packed_rule(text: ConfigFields, outside: ConfigFields) -> PackedRule | None:
+    """What `quantization_config` says, in either half of the config; None where there is none.
+
+    Raises ConfigRefused that names whatever could move a weight and is not understood.
+    """
+    stated = [
+        fields for fields in (text, outside) if fields.value("quantization_config") is not None
+    ]
+    if not stated:
+        return None
+    rules = {_packed_rule(fields.child("quantization_config")) for fields in stated}
+    if len(rules) > 1:
+        raise outside.refused("quantization_config", "text_config's says otherwise")
+    return rules.pop()
+
+
+def _packed_rule(fields: ConfigFields) -> PackedRule:
+    fields.one_of("quant_method", ("compressed-tensors",))
+    fields.one_of("format", (_PACKED_FORMAT,))
+    fields.one_of("quantization_status", ("compressed",), "compressed")
+    for key in ("sparsity_config", "transform_config"):
+        if fields.value(key) not in (None, {}):
+            raise fields.refused(key, "this engine reads none")
+    groups = fields.child("config_groups")
+    if len(groups.keys()) != 1:
+        raise fields.refused("config_groups", "this engine reads one group")
+    scheme = groups.child(groups.keys()[0])
+    scheme.one_of("format", (_PACKED_FORMAT, None))
+    group = _packed_arguments(scheme.child("weights"))
+    rule = PackedRule(group, _packed_names(scheme, "targets"), _packed_names(fields, "ignore"))
+    if not rule.targets:
+        raise scheme.refused("targets", "nothing would be packed")
+    scheme.refuse_rest(())
+    fields.refuse_rest(_PACKED_HARMLESS)
+    return rule
+
+
+def _packed_arguments(weights: ConfigFields) -> int:
+    """The size of a group; everything else has to be the one way that is read."""
+    weights.one_of("num_bits", (4,))
+    weights.one_of("type", ("int",), "int")
+    weights.one_of("symmetric", (True,), True)
+    weights.one_of("strategy", ("group",))
+    weights.one_of("dynamic", (False,), False)
+    # "weight" and "static" only say in which order the integers were found.
+    weights.one_of("actorder", (None, False, "weight", "static"))
+    weights.one_of("scale_dtype", (None, "bfloat16", "torch.bfloat16"))
+    group = weights.whole("group_size")
+    if group % _PACKED_WORD:
+        raise weights.refused("group_size", f"it has to be a multiple of {_PACKED_WORD}")
+    weights.refuse_rest(_PACKED_HARMLESS_ARGUMENTS)
+    return group
+
+
+def _packed_names(fields: ConfigFields, key: str) -> tuple[str, ...]:
+    """A list of names and expressions."""
+    listed = fields.value(key)
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise fields.refused(key, "it has to be a list of names")
+    for name in listed:
+        try:
+            re.compile(name[3:] if name.startswith("re:") else "")
+        except (re.error, RecursionError, OverflowError):
+            raise fields.refused(key, f"{name[:80]!r} is no expression") from None
+    return tuple(listed)
+
+
 # ── gemma4 / config_reader ────────────────────────────────────────────────────────────────────────
 # Reads the text half of a Gemma 4 from config.json, and refuses by name what it does not know.
 #
@@ -4259,7 +4470,6 @@ def read_config(folder: Path) -> Gemma4Config:
     if model_type in _CONFIG_WRAPPERS:
         text = outside.child("text_config")
         text.one_of("model_type", (_config_text_type(model_type),), _config_text_type(model_type))
-        _config_shared_rules(outside)
     config = _config_text(text, outside, _CONFIG_KINDS[_config_text_type(model_type)], sampling)
     text.refuse_rest(_CONFIG_HARMLESS)
     outside.refuse_rest(_CONFIG_HARMLESS_OUTSIDE)
@@ -4274,7 +4484,8 @@ def _config_text_type(model_type: object) -> str:
 def _config_text(
     text: ConfigFields, outside: ConfigFields, kind: _ConfigKind, sampling: dict[str, object]
 ) -> Gemma4Config:
-    _config_shared_rules(text)
+    packed = read_packed_rule(text, outside)
+    tied = [_config_tied(fields, packed is not None) for fields in (text, outside)]
     text.one_of("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     text.one_of("attention_bias", (False,), False)
     # "vision" lets pictures see themselves whole; text stays causal.
@@ -4307,13 +4518,19 @@ def _config_text(
         bos=text.token("bos_token_id", 2),
         eos=_config_ends(text, outside, sampling),
         pad=text.token("pad_token_id", 0),
+        packed=packed,
+        own_head=not all(tied),
     )
 
 
-def _config_shared_rules(fields: ConfigFields) -> None:
-    """Rules that may stand in either half."""
-    fields.one_of("tie_word_embeddings", (True,), True)
+def _config_tied(fields: ConfigFields, packed: bool) -> bool:
+    """Whether the head is the embedding; these rules may stand in either half.
+
+    Tools that pack a model untie it first: there a head of its own is read, and has to be equal.
+    """
     fields.one_of("is_encoder_decoder", (False,), False)
+    allowed = (True, False) if packed else (True,)
+    return bool(fields.one_of("tie_word_embeddings", allowed, True))
 
 
 def _config_architectures(outside: ConfigFields) -> None:
@@ -4591,6 +4808,123 @@ def _header_tiles(path: Path, tensors: dict[str, StoredTensor], start: int, whol
         raise WeightsRefused(f"{path.name} has {whole - at} bytes too many")
 
 
+# ── gemma4 / packed_tensors ───────────────────────────────────────────────────────────────────────
+# Matrices that a checkpoint stores as packed 4-bit integers: where they lie, what they stand for.
+#
+# Knows no files but by the places of their tensors, and no device.
+#
+# Format: compressed-tensors 0.20.1, compressors/pack_quantized: for each matrix [n, k] of a module
+# X
+# `X.weight_packed` int32 [n, k/8], eight integers plus 8 in each word, the first in the lowest
+# bits;
+# `X.weight_scale` bf16 [n, k/group]; `X.weight_shape` int64 [2], n and k. A weight is its integer
+# times its group's scale, rounded to bf16 (quantization/lifecycle/forward_helpers.py).
+
+PACKED_IN_WORD = 8
+PACKED_OFFSET = 8  # what is added to an integer of -8..7, so that none is negative
+_PACKED_ENDING = ".weight_packed"
+# Beside the words: ending, element type.
+_PACKED_PARTS = ((".weight_scale", "BF16"), (".weight_shape", "I64"))
+
+
+@dataclass(frozen=True)
+class PackedPlace:
+    """Where a packed matrix lies. `shape` is [n, k] of what it stands for, by its words."""
+
+    words: StoredTensor
+    scales: StoredTensor
+    stated: StoredTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.words.shape[0], self.words.shape[1] * PACKED_IN_WORD
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.words.size + self.scales.size + self.stated.size
+
+
+class PackedMatrix(NamedTuple):
+    """A packed matrix as views of its file: words uint32 [n, k/8], scales bf16 [n, k/group]."""
+
+    words: np.ndarray[Any, np.dtype[Any]]
+    scales: np.ndarray[Any, np.dtype[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes
+
+
+def packed_places(
+    found: Mapping[str, StoredTensor], rule: PackedRule | None
+) -> tuple[dict[str, StoredTensor], dict[str, PackedPlace]]:
+    """(tensors that lie plainly, packed matrices under the names that they would have plainly).
+
+    Raises WeightsRefused that names a packed matrix whose parts do not fit each other.
+    """
+    plain, packed = dict(found), {}
+    for name, words in found.items():
+        if not name.endswith(_PACKED_ENDING):
+            continue
+        module = name.removesuffix(_PACKED_ENDING)
+        if rule is None:
+            raise WeightsRefused(f"{name!r} is packed, and config.json has no quantization_config")
+        if module + ".weight" in found:
+            raise WeightsRefused(f"{module + '.weight'!r} is stored packed and plainly")
+        if words.element != "I32" or len(words.shape) != 2:
+            raise WeightsRefused(f"{name!r} has to be a matrix of I32")
+        rows, columns = words.shape[0], words.shape[1] * PACKED_IN_WORD
+        if columns % rule.group:
+            raise WeightsRefused(f"{name!r}: {columns} columns are no whole groups of {rule.group}")
+        parts = []
+        for (ending, element), shape in zip(
+            _PACKED_PARTS, ((rows, columns // rule.group), (2,)), strict=True
+        ):
+            part = found.get(module + ending)
+            if part is None:
+                raise WeightsRefused(f"{module + ending!r} is missing beside {name!r}")
+            if part.element != element or part.shape != shape:
+                raise WeightsRefused(
+                    f"{module + ending!r} is {part.element} {list(part.shape)}, beside {name!r} it"
+                    f" has to be {element} {list(shape)}"
+                )
+            parts.append(part)
+            del plain[module + ending]
+        del plain[name]
+        packed[module + ".weight"] = PackedPlace(words, *parts)
+    return plain, packed
+
+
+def is_packed_by(rule: PackedRule, name: str) -> bool:
+    """Whether the matrix that would plainly be stored as `name` is one that the config packs."""
+    module = name.removesuffix(".weight")
+    return _packed_fits(rule.targets, module) and not _packed_fits(rule.ignored, module)
+
+
+def unpacked_matrix(matrix: PackedMatrix) -> np.ndarray[Any, np.dtype[Any]]:
+    """What it stands for: [n, k] bf16, bit for bit as compressed-tensors unpacks it."""
+    rows, groups = matrix.scales.shape
+    pairs = np.arange(256)  # the two integers of each byte, the lower half first
+    integers = np.stack([pairs & 15, pairs >> 4], axis=-1).astype(np.float32) - PACKED_OFFSET
+    # Integers below 16 times 8 bits of a scale are exact in f32: bf16 rounds once.
+    values = integers[matrix.words.astype("<u4", copy=False).view(np.uint8)]
+    values = values.reshape(rows, groups, -1)
+    values *= matrix.scales.astype(np.float32)[:, :, None]
+    unpacked: np.ndarray[Any, np.dtype[Any]] = values.reshape(rows, -1).astype(matrix.scales.dtype)
+    return unpacked
+
+
+def _packed_fits(patterns: tuple[str, ...], module: str) -> bool:
+    """Whether one of them names the module, which is a Linear."""
+    for pattern in patterns:
+        if pattern.startswith("re:") and re.match(pattern[3:], module):
+            return True
+        if pattern in (module, "Linear"):
+            return True
+    return False
+
+
 # ── gemma4 / tensor_names ─────────────────────────────────────────────────────────────────────────
 # The tensors of a Gemma 4's text half by name and shape, and which stored ones they are.
 #
@@ -4629,6 +4963,11 @@ def model_tensors(config: Gemma4Config) -> dict[str, TensorShape]:
         for name, shape in _tensor_layer(config, layer).items():
             tensors[f"layers.{layer.index}.{name}"] = shape
     return tensors
+
+
+def is_linear_tensor(name: str, shape: TensorShape) -> bool:
+    """Whether it is the matrix of what transformers calls a Linear; no table, no experts."""
+    return len(shape) == 2 and name not in (EMBEDDING_TENSOR, TABLE_TENSOR, HEAD_TENSOR)
 
 
 def match_tensors(config: Gemma4Config, stored: Mapping[str, TensorShape]) -> dict[str, str]:
@@ -4818,199 +5157,13 @@ def device_part(config: Gemma4Config, ways: int) -> Gemma4Config:
     )
 
 
-# ── gemma4 / sizes ────────────────────────────────────────────────────────────────────────────────
-# What a Gemma 4 takes: bytes of weights and caches, bytes and operations of a step, and its bound.
-#
-# Knows no files, no device and no engine's code. Bytes are bytes; an operation is one
-# multiplication
-# or one addition, so that a weight costs two of them per token.
-
-DTYPE_BYTES = {"f32": 4, "bf16": 2}
-# The order in which people read them.
-_SIZES_GROUPS = (
-    *("embedding", "per-layer table", "per-layer projection", "per-layer gates"),
-    *("attention", "MLP", "router", "experts", "norms"),
-)
-_SIZES_F32 = 4  # sums, norms, softmax and logits are f32 whatever the weights are
-_SIZES_KEY_BLOCK = 256  # keys that attention takes at once, as forge.engines.jax.attention does
-
-
-@dataclass(frozen=True)
-class DecodeCost:
-    """One decode step of some streams: bytes it reads, and operations.
-
-    weights: every matrix once, of the experts those that are expected to be taken. gathered: the
-    rows of the two embedding tables. cache: keys and values of all layers, the sharing ones too.
-    """
-
-    weights: float
-    gathered: int
-    cache: int
-    flops: int
-
-    @property
-    def read(self) -> float:
-        """All bytes that have to come from memory."""
-        return self.weights + self.gathered + self.cache
-
-
-def parameter_groups(config: Gemma4Config) -> dict[str, int]:
-    """Elements of the weights by group; the head is the embedding and counts once.
-
-    Beside transformers' parameters this counts the layer scalars, which are buffers there.
-    """
-    counted = dict.fromkeys(_SIZES_GROUPS, 0)
-    for name, shape in model_tensors(config).items():
-        counted[_sizes_group(name)] += math.prod(shape)
-    return {group: elements for group, elements in counted.items() if elements}
-
-
-def seen_tokens(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
-    """Tokens of `context` that a layer looks at, and that an owner keeps: the window at most."""
-    return min(context, config.window) if layer.sliding else context
-
-
-def cached_elements(config: Gemma4Config, context: int) -> dict[str, int]:
-    """Elements of one slot's keys and values: rings of sliding owners, full length of full ones.
-
-    Only owners keep any. An engine may round a length up to whole blocks.
-    """
-    kept = {"sliding": 0, "full": 0}
-    for layer in config.layers:
-        if layer.owner:
-            kind = "sliding" if layer.sliding else "full"
-            kept[kind] += _sizes_token(layer) * seen_tokens(config, layer, context)
-    return kept
-
-
-def marks_bytes(config: Gemma4Config, slots: int) -> int:
-    """What sampling keeps of each conversation: a mark and an int32 count per vocabulary entry."""
-    return slots * config.vocabulary * 5
-
-
-def decode_cost(config: Gemma4Config, element_bytes: int, streams: int, context: int) -> DecodeCost:
-    """One step of `streams` conversations with `context` tokens each, all in one dispatch.
-
-    Of E experts, `streams` independent choices of k take E * (1 - (1 - k/E)**streams).
-    """
-    groups = parameter_groups(config)
-    table = groups.pop("per-layer table", 0)
-    experts = groups.pop("experts", 0)
-    untouched = (1 - config.experts_used / config.experts) ** streams if experts else 0.0
-    read = sum(groups.values()) + experts * (1 - untouched)
-    row = config.hidden + (len(config.layers) * config.per_layer if table else 0)
-    cache = sum(
-        _sizes_token(layer) * seen_tokens(config, layer, context) for layer in config.layers
-    )
-    matrices = groups["embedding"] + groups.get("per-layer projection", 0)
-    matrices += sum(_sizes_layer_matrices(config, layer) for layer in config.layers)
-    attention = sum(_sizes_attention(config, layer, context) for layer in config.layers)
-    return DecodeCost(
-        weights=read * element_bytes,
-        gathered=streams * row * element_bytes,
-        cache=streams * cache * element_bytes,
-        flops=streams * (2 * matrices + attention),
-    )
-
-
-def prompt_flops(config: Gemma4Config, tokens: int) -> int:
-    """Operations of taking a prompt of `tokens`, up to the first token of the answer.
-
-    Layers that share keys, and the head, run for the last token alone: nothing reads what they
-    would say of the others.
-    """
-    groups = parameter_groups(config)
-    once = groups.get("per-layer projection", 0)
-    owners = sum(_sizes_layer_matrices(config, layer) for layer in config.layers if layer.owner)
-    sharing = sum(_sizes_layer_matrices(config, layer) for layer in config.layers) - owners
-    attention = 0
-    for layer in config.layers:
-        if layer.owner:
-            window = min(tokens, config.window) if layer.sliding else tokens
-            # 1 + 2 + … up to the window, and the window from there on.
-            pairs = window * (window + 1) // 2 + (tokens - window) * window
-            attention += 4 * layer.heads * layer.head_dim * pairs
-        else:
-            attention += _sizes_attention(config, layer, tokens)
-    last = sharing + groups["embedding"]
-    return 2 * (tokens * (owners + once) + last) + attention
-
-
-def temporary_bytes(config: Gemma4Config, chunk: int, slots: int) -> dict[str, int]:
-    """An estimate of what a dispatch needs beside weights and caches, by what it is for.
-
-    A prompt's chunk: two copies of one layer's scores (a block of keys at a time), three of the
-    widest MLP's inner rows, two of the per-layer inputs. A decode: three rows of logits a stream.
-    All f32. A compiler may need less or more; `make aot` says what some of them do.
-    """
-    scores = max(layer.heads for layer in config.layers) * max(_SIZES_KEY_BLOCK, chunk)
-    inner = max(layer.intermediate for layer in config.layers)
-    return {
-        "attention of a chunk": 2 * _SIZES_F32 * chunk * scores,
-        "MLP of a chunk": 3 * _SIZES_F32 * chunk * inner,
-        "per-layer inputs of a chunk": (
-            2 * _SIZES_F32 * chunk * len(config.layers) * config.per_layer
-        ),
-        "logits of a decode": 3 * _SIZES_F32 * slots * config.vocabulary,
-    }
-
-
-def bound_tokens_per_s(
-    cost: DecodeCost, streams: int, bandwidth: float, flop_rate: float | None = None
-) -> float:
-    """Output tokens a second that no engine can exceed: all streams' together.
-
-    bandwidth in bytes/s, flop_rate in operations/s (None: not known, memory alone bounds).
-    """
-    seconds = cost.read / bandwidth
-    if flop_rate is not None:
-        seconds = max(seconds, cost.flops / flop_rate)
-    return streams / seconds
-
-
-def _sizes_group(name: str) -> str:
-    """The group of a tensor by its name."""
-    if name == EMBEDDING_TENSOR:
-        return "embedding"
-    if name == TABLE_TENSOR:
-        return "per-layer table"
-    if name == "per_layer_model_projection.weight":
-        return "per-layer projection"
-    if ".per_layer_" in name:
-        return "per-layer gates"
-    for part, group in ((".mlp.", "MLP"), (".experts.", "experts"), (".router.", "router")):
-        if part in name:
-            return group
-    return "attention" if "_proj.weight" in name else "norms"
-
-
-def _sizes_token(layer: LayerConfig) -> int:
-    """Elements of one token's keys and values in that layer."""
-    return 2 * layer.kv_heads * layer.head_dim
-
-
-def _sizes_attention(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
-    """Operations of one token's scores and sums: two products of two operations per element."""
-    return 4 * layer.heads * layer.head_dim * seen_tokens(config, layer, context)
-
-
-def _sizes_layer_matrices(config: Gemma4Config, layer: LayerConfig) -> int:
-    """Elements of a layer's matrices that one token passes through."""
-    prefix = f"layers.{layer.index}."
-    total = 0
-    for name, shape in model_tensors(config).items():
-        if name.startswith(prefix) and len(shape) > 1:
-            used = (config.experts_used, *shape[1:]) if ".experts." in name else shape
-            total += math.prod(used)
-    return total
-
-
 # ── gemma4 / weight_files ─────────────────────────────────────────────────────────────────────────
 # Opens a model folder's weights: the text half's tensors as views of the mapped files.
 #
 # Knows no device and copies nothing: a page is read from disk when somebody looks at it.
 
 WeightArray = np.ndarray[Any, np.dtype[Any]]
+WeightPlace = StoredTensor | PackedPlace
 
 _WEIGHTS_FILE = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -5018,10 +5171,11 @@ _WEIGHTS_COMPARED = 1 << 24  # bytes at once: what a comparison may take for its
 _WEIGHTS_FLOATS = ("BF16", "F32", "F16")
 
 
-def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, WeightPlace]:
     """Where each of the text half's tensors lies, by its name in the model. Reads headers only.
 
-    One file, or several with an index; each in any of bf16, f16 and f32.
+    One file, or several with an index; each in any of bf16, f16 and f32, and matrices packed as
+    and where the config says.
     Raises WeightsRefused that names the file or the tensor.
     """
     try:
@@ -5030,17 +5184,29 @@ def stored_tensors(folder: Path, config: Gemma4Config) -> dict[str, StoredTensor
         raise
     except ModelRefused as refusal:
         raise WeightsRefused(str(refusal)) from None
-    names = match_tensors(config, {name: tensor.shape for name, tensor in found.items()})
-    for name in names.values():
-        if found[name].element not in _WEIGHTS_FLOATS:
+    plain, packed = packed_places(found, config.packed)
+    places: dict[str, WeightPlace] = {**plain, **packed}
+    names = match_tensors(config, {name: place.shape for name, place in places.items()})
+    if config.own_head and HEAD_TENSOR not in names:
+        raise WeightsRefused(
+            f"{HEAD_TENSOR} is missing: tie_word_embeddings = False in config.json"
+        )
+    for bare, name in names.items():
+        if name in packed and not is_linear_tensor(bare, packed[name].shape):
+            raise WeightsRefused(f"{name!r} is packed, which this engine does not read")
+        if config.packed and bare != HEAD_TENSOR and is_linear_tensor(bare, places[name].shape):
+            if is_packed_by(config.packed, name) != (name in packed):
+                stored, meant = ("plain", "packed") if name in plain else ("packed", "plain")
+                raise WeightsRefused(f"{name!r} is stored {stored}, config.json says {meant}")
+        if name in plain and plain[name].element not in _WEIGHTS_FLOATS:
             raise WeightsRefused(
-                f"the tensor {name!r} has elements of type {found[name].element}; this engine"
+                f"the tensor {name!r} has elements of type {plain[name].element}; this engine"
                 f" reads {', '.join(_WEIGHTS_FLOATS)}"
             )
-    return {bare: found[name] for bare, name in names.items()}
+    return {bare: places[name] for bare, name in names.items()}
 
 
-def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray]:
+def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray | PackedMatrix]:
     """The text half's tensors by name (`layers.3.self_attn.q_proj.weight`), as they are stored.
 
     Read-only views of the mapped files, in the element type of the file (bf16 as
@@ -5052,14 +5218,24 @@ def open_weights(folder: Path, config: Gemma4Config) -> Mapping[str, WeightArray
     """
     places = stored_tensors(folder, config)
     mapped: dict[Path, memoryview] = {}
-    for place in places.values():
+
+    def view(place: StoredTensor) -> WeightArray:
         if place.path not in mapped:
             mapped[place.path] = _weights_mapped(place.path)
-    views = {name: _weights_view(mapped[place.path], place) for name, place in places.items()}
-    head = views.pop(HEAD_TENSOR, None)
-    if head is not None and not _weights_equal(head, views[EMBEDDING_TENSOR]):
+        return _weights_view(mapped[place.path], place)
+
+    opened: dict[str, WeightArray | PackedMatrix] = {}
+    for name, place in places.items():
+        if isinstance(place, StoredTensor):
+            opened[name] = view(place)
+            continue
+        if tuple(view(place.stated)) != place.shape:
+            raise WeightsRefused(f"{name} is {list(place.shape)}, beside it stands another shape")
+        opened[name] = PackedMatrix(view(place.words), view(place.scales))
+    head = opened.pop(HEAD_TENSOR, None)
+    if head is not None and not _weights_equal(head, opened[EMBEDDING_TENSOR]):
         raise WeightsRefused(f"{HEAD_TENSOR} is another matrix than {EMBEDDING_TENSOR}")
-    return views
+    return opened
 
 
 def _weights_headers(folder: Path) -> dict[str, StoredTensor]:
@@ -5098,14 +5274,15 @@ def _weights_view(mapped: memoryview, place: StoredTensor) -> WeightArray:
     import ml_dtypes
 
     kinds: dict[str, Any] = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F16": np.float16}
+    kinds |= {"I32": np.uint32, "I64": np.int64}  # packed words have no sign
     kind = np.dtype(kinds[place.element])
     elements = place.size // kind.itemsize
     return np.frombuffer(mapped, kind, elements, place.begin).reshape(place.shape)
 
 
-def _weights_equal(one: WeightArray, other: WeightArray) -> bool:
-    """Whether both hold the same bytes, looked at piece by piece."""
-    if one.dtype != other.dtype:
+def _weights_equal(one: WeightArray | PackedMatrix, other: WeightArray | PackedMatrix) -> bool:
+    """Whether both are arrays that hold the same bytes, looked at piece by piece."""
+    if isinstance(one, PackedMatrix) or isinstance(other, PackedMatrix) or one.dtype != other.dtype:
         return False
     first, second = one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8)
     return all(
@@ -5114,63 +5291,470 @@ def _weights_equal(one: WeightArray, other: WeightArray) -> bool:
     )
 
 
-# ── gemma4 / explain ──────────────────────────────────────────────────────────────────────────────
-# Says what serving a model folder would take, without loading its weights: `--explain`.
+# ── gemma4 / weight_forms ─────────────────────────────────────────────────────────────────────────
+# In which form each tensor is served: plain, as packed 4-bit integers, or as 8-bit integers.
 #
-# Knows no device: how fast memory is, is given or measured on this machine's own.
+# Knows no files, no values and no device.
 
-_EXPLAIN_FIRST = 34  # characters of a row's name
+WeightForm = Literal["plain", "packed", "int8"]
+QUANTIZATIONS = ("none", "int8")
+UNPACKINGS = ("step", "load")
+_FORM_SCALE_BYTES = {"packed": 2, "int8": 4}  # bf16 as stored; f32 for the scale of a row
+
+
+def weight_forms(
+    config: Gemma4Config, packed: Collection[str], quantization: str = "none", unpack: str = "step"
+) -> dict[str, WeightForm]:
+    """The form of each tensor by name. `packed`: those that are stored so.
+
+    int8 is for the matrices of attention, MLPs, experts and per-layer gates. The embedding, which
+    is the head, stays plain: its error would be the logits' own. So do the table, of which a step
+    reads a few rows, and what is small: norms, the router, the per-layer projection.
+    Raises ModelRefused where int8 is asked for and the checkpoint is packed already.
+    """
+    if config.packed and quantization != "none":
+        raise ModelRefused(
+            f"the checkpoint's matrices are packed 4-bit integers: {quantization} is made of bf16"
+            " or f32 ones"
+        )
+    forms: dict[str, WeightForm] = {}
+    for name in model_tensors(config):
+        if name in packed and unpack == "step":
+            forms[name] = "packed"
+        else:
+            forms[name] = "int8" if quantization == "int8" and is_int8_tensor(name) else "plain"
+    return forms
+
+
+def is_int8_tensor(name: str) -> bool:
+    """Whether quantising makes integers of it: the matrices of which a layer is made."""
+    if not name.startswith("layers.") or "norm" in name or ".router." in name:
+        return False
+    return name.endswith(("_proj.weight", "_proj", "_gate.weight", "_projection.weight"))
+
+
+def stored_bytes(config: Gemma4Config, shape: TensorShape, form: WeightForm, element: int) -> int:
+    """Bytes of a tensor in that form; `element` is the size of a plain element."""
+    elements = math.prod(shape)
+    if form == "plain":
+        return elements * element
+    group = shape[-1]
+    if form == "packed" and config.packed:
+        group = config.packed.group
+    integers = elements // 2 if form == "packed" else elements
+    return integers + elements // group * _FORM_SCALE_BYTES[form]
+
+
+def forms_title(forms: Mapping[str, WeightForm], dtype: str) -> str:
+    """The forms in a few words for people."""
+    names = {"packed": "packed 4-bit integers", "int8": "8-bit integers"}
+    found = [words for form, words in names.items() if form in forms.values()]
+    return " and ".join([*found, dtype])
+
+
+# ── gemma4 / sizes ────────────────────────────────────────────────────────────────────────────────
+# What a Gemma 4 takes: bytes of weights and caches, bytes and operations of a step, and its bound.
+#
+# Knows no files, no device and no engine's code. Bytes are bytes; an operation is one
+# multiplication
+# or one addition, so that a weight costs two of them per token.
+
+DTYPE_BYTES = {"f32": 4, "bf16": 2}
+KV_BYTES = DTYPE_BYTES | {"int8": 1}  # of one number of keys and values
+# The order in which people read them.
+_SIZES_GROUPS = (
+    *("embedding", "per-layer table", "per-layer projection", "per-layer gates"),
+    *("attention", "MLP", "router", "experts", "norms"),
+)
+_SIZES_SCALES = {"int8": 4}  # bytes beside the numbers of one key or value of one head
+_SIZES_F32 = 4  # sums, norms, softmax and logits are f32 whatever the weights are
+_SIZES_KEY_BLOCK = 256  # keys that attention takes at once, as forge.engines.jax.attention does
+_SIZES_UNPACKED = 512  # inputs that a CPU unpacks at once, as forge.engines.jax.quantised does
 
 
 @dataclass(frozen=True)
-class _Explained:
-    """What is asked: the model, how it would be served, and how fast memory and compute are."""
+class DecodeCost:
+    """One decode step of some streams: bytes it reads, and operations.
+
+    weights: every matrix once, of the experts those that are expected to be taken. gathered: the
+    rows of the two embedding tables. cache: keys and values of all layers, the sharing ones too.
+    """
+
+    weights: float
+    gathered: int
+    cache: int
+    flops: int
+
+    @property
+    def read(self) -> float:
+        """All bytes that have to come from memory."""
+        return self.weights + self.gathered + self.cache
+
+
+def parameter_groups(config: Gemma4Config) -> dict[str, int]:
+    """Elements of the weights by group; the head is the embedding and counts once.
+
+    Beside transformers' parameters this counts the layer scalars, which are buffers there.
+    """
+    counted = dict.fromkeys(_SIZES_GROUPS, 0)
+    for name, shape in model_tensors(config).items():
+        counted[_sizes_group(name)] += math.prod(shape)
+    return {group: elements for group, elements in counted.items() if elements}
+
+
+def weight_group_bytes(
+    config: Gemma4Config, element_bytes: int, forms: Mapping[str, WeightForm] | None = None
+) -> dict[str, int]:
+    """Bytes of the weights by group, each tensor in its form; without `forms` all are plain."""
+    counted = dict.fromkeys(_SIZES_GROUPS, 0)
+    for name, shape in model_tensors(config).items():
+        form = forms[name] if forms else "plain"
+        counted[_sizes_group(name)] += stored_bytes(config, shape, form, element_bytes)
+    return {group: size for group, size in counted.items() if size}
+
+
+def seen_tokens(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
+    """Tokens of `context` that a layer looks at, and that an owner keeps: the window at most."""
+    return min(context, config.window) if layer.sliding else context
+
+
+def cached_elements(config: Gemma4Config, context: int) -> dict[str, int]:
+    """Elements of one slot's keys and values: rings of sliding owners, full length of full ones.
+
+    Only owners keep any. An engine may round a length up to whole blocks.
+    """
+    kept = {"sliding": 0, "full": 0}
+    for layer in config.layers:
+        if layer.owner:
+            kind = "sliding" if layer.sliding else "full"
+            kept[kind] += _sizes_token(layer) * seen_tokens(config, layer, context)
+    return kept
+
+
+def cached_bytes(config: Gemma4Config, context: int, kv_dtype: str) -> dict[str, int]:
+    """Bytes of one slot's keys and values, by kind as `cached_elements`; of int8 with scales."""
+    kept = {"sliding": 0, "full": 0}
+    for layer in config.layers:
+        if layer.owner:
+            kind = "sliding" if layer.sliding else "full"
+            kept[kind] += _sizes_token_bytes(layer, kv_dtype) * seen_tokens(config, layer, context)
+    return kept
+
+
+def marks_bytes(config: Gemma4Config, slots: int) -> int:
+    """What sampling keeps of each conversation: a mark and an int32 count per vocabulary entry."""
+    return slots * config.vocabulary * 5
+
+
+def decode_cost(
+    config: Gemma4Config,
+    element_bytes: int,
+    streams: int,
+    context: int,
+    forms: Mapping[str, WeightForm] | None = None,
+    *,
+    kv_dtype: str | None = None,
+) -> DecodeCost:
+    """One step of `streams` conversations with `context` tokens each, all in one dispatch.
+
+    Weights are read in their `forms`: a packed matrix is unpacked on its way. kv_dtype: of keys and
+    values; None: their numbers have `element_bytes` too.
+    Of E experts, `streams` independent choices of k take E * (1 - (1 - k/E)**streams).
+    """
+    groups = parameter_groups(config)
+    stored = weight_group_bytes(config, element_bytes, forms)
+    table = stored.pop("per-layer table", 0)
+    experts = stored.pop("experts", 0)
+    untouched = (1 - config.experts_used / config.experts) ** streams if experts else 0.0
+    read = sum(stored.values()) + experts * (1 - untouched)
+    row = config.hidden + (len(config.layers) * config.per_layer if table else 0)
+
+    def token(layer: LayerConfig) -> int:
+        if kv_dtype is None:
+            return _sizes_token(layer) * element_bytes
+        return _sizes_token_bytes(layer, kv_dtype)
+
+    cache = sum(token(layer) * seen_tokens(config, layer, context) for layer in config.layers)
+    matrices = groups["embedding"] + groups.get("per-layer projection", 0)
+    matrices += sum(_sizes_layer_matrices(config, layer) for layer in config.layers)
+    attention = sum(_sizes_attention(config, layer, context) for layer in config.layers)
+    return DecodeCost(
+        weights=read,
+        gathered=streams * row * element_bytes,
+        cache=streams * cache,
+        flops=streams * (2 * matrices + attention),
+    )
+
+
+def prompt_flops(config: Gemma4Config, tokens: int) -> int:
+    """Operations of taking a prompt of `tokens`, up to the first token of the answer.
+
+    Layers that share keys, and the head, run for the last token alone: nothing reads what they
+    would say of the others.
+    """
+    groups = parameter_groups(config)
+    once = groups.get("per-layer projection", 0)
+    owners = sum(_sizes_layer_matrices(config, layer) for layer in config.layers if layer.owner)
+    sharing = sum(_sizes_layer_matrices(config, layer) for layer in config.layers) - owners
+    attention = 0
+    for layer in config.layers:
+        if layer.owner:
+            window = min(tokens, config.window) if layer.sliding else tokens
+            # 1 + 2 + … up to the window, and the window from there on.
+            pairs = window * (window + 1) // 2 + (tokens - window) * window
+            attention += 4 * layer.heads * layer.head_dim * pairs
+        else:
+            attention += _sizes_attention(config, layer, tokens)
+    last = sharing + groups["embedding"]
+    return 2 * (tokens * (owners + once) + last) + attention
+
+
+def temporary_bytes(
+    config: Gemma4Config, chunk: int, slots: int, forms: Mapping[str, WeightForm] | None = None
+) -> dict[str, int]:
+    """An estimate of what a dispatch needs beside weights and caches, by what it is for.
+
+    A prompt's chunk: two copies of one layer's scores (a block of keys at a time), three of the
+    widest MLP's inner rows, two of the per-layer inputs. A decode: three rows of logits a stream.
+    With packed weights a block of the widest, unpacked. All f32. A compiler may need less or more;
+    `make aot` says what some of them do.
+    """
+    unpacked = {}
+    if forms and "packed" in forms.values():
+        widest = max(
+            min(shape[-1], _SIZES_UNPACKED) * shape[0]
+            for name, shape in model_tensors(config).items()
+            if forms[name] == "packed"
+        )
+        unpacked["unpacked weights"] = _SIZES_F32 * widest
+    scores = max(layer.heads for layer in config.layers) * max(_SIZES_KEY_BLOCK, chunk)
+    inner = max(layer.intermediate for layer in config.layers)
+    return {
+        "attention of a chunk": 2 * _SIZES_F32 * chunk * scores,
+        "MLP of a chunk": 3 * _SIZES_F32 * chunk * inner,
+        "per-layer inputs of a chunk": (
+            2 * _SIZES_F32 * chunk * len(config.layers) * config.per_layer
+        ),
+        "logits of a decode": 3 * _SIZES_F32 * slots * config.vocabulary,
+    } | unpacked
+
+
+def bound_tokens_per_s(
+    cost: DecodeCost, streams: int, bandwidth: float, flop_rate: float | None = None
+) -> float:
+    """Output tokens a second that no engine can exceed: all streams' together.
+
+    bandwidth in bytes/s, flop_rate in operations/s (None: not known, memory alone bounds).
+    """
+    seconds = cost.read / bandwidth
+    if flop_rate is not None:
+        seconds = max(seconds, cost.flops / flop_rate)
+    return streams / seconds
+
+
+def _sizes_group(name: str) -> str:
+    """The group of a tensor by its name."""
+    if name == EMBEDDING_TENSOR:
+        return "embedding"
+    if name == TABLE_TENSOR:
+        return "per-layer table"
+    if name == "per_layer_model_projection.weight":
+        return "per-layer projection"
+    if ".per_layer_" in name:
+        return "per-layer gates"
+    for part, group in ((".mlp.", "MLP"), (".experts.", "experts"), (".router.", "router")):
+        if part in name:
+            return group
+    return "attention" if "_proj.weight" in name else "norms"
+
+
+def _sizes_token(layer: LayerConfig) -> int:
+    """Elements of one token's keys and values in that layer."""
+    return 2 * layer.kv_heads * layer.head_dim
+
+
+def _sizes_token_bytes(layer: LayerConfig, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values in that layer, with their scales."""
+    scales = 2 * layer.kv_heads * _SIZES_SCALES.get(kv_dtype, 0)
+    return _sizes_token(layer) * KV_BYTES[kv_dtype] + scales
+
+
+def _sizes_attention(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
+    """Operations of one token's scores and sums: two products of two operations per element."""
+    return 4 * layer.heads * layer.head_dim * seen_tokens(config, layer, context)
+
+
+def _sizes_layer_matrices(config: Gemma4Config, layer: LayerConfig) -> int:
+    """Elements of a layer's matrices that one token passes through."""
+    prefix = f"layers.{layer.index}."
+    total = 0
+    for name, shape in model_tensors(config).items():
+        if name.startswith(prefix) and len(shape) > 1:
+            used = (config.experts_used, *shape[1:]) if ".experts." in name else shape
+            total += math.prod(used)
+    return total
+
+
+# ── gemma4 / memory_need ──────────────────────────────────────────────────────────────────────────
+# What serving takes of a device's memory, and the refusal of a start that would need more.
+#
+# Knows no device: how much there is, it is told.
+
+_NEED_BLOCK = 256  # tokens: a shorter context is offered in whole blocks of keys
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of what is kept, and an estimate of what dispatches need for a while.
+
+    `forms`: of each tensor by name. dtype "f32" or "bf16": of plain weights; kv_dtype that or
+    "int8": of caches. `chunk`: most prompt tokens of one dispatch. `ways`: the devices of which
+    each has a part; all is then of one of them, and `config` of its part.
+    """
 
     config: Gemma4Config
-    stored: int
+    forms: Mapping[str, WeightForm]
     dtype: str
+    kv_dtype: str
     slots: int
     context: int
     chunk: int
-    bandwidth: float
-    measured: bool
-    flop_rate: float | None
+    ways: int = 1
 
     @property
-    def size(self) -> int:
-        """Bytes of a served element."""
+    def element(self) -> int:
+        """Bytes of a plain element."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def weights(self) -> dict[str, int]:
         """Bytes of the weights by group."""
-        return {name: n * self.size for name, n in parameter_groups(self.config).items()}
+        return weight_group_bytes(self.config, self.element, self.forms)
 
     @property
     def caches(self) -> dict[str, int]:
         """Bytes of all slots' keys and values, of sliding and of full layers."""
-        kept = cached_elements(self.config, self.context)
-        return {kind: self.slots * self.size * elements for kind, elements in kept.items()}
+        kept = cached_bytes(self.config, self.context, self.kv_dtype)
+        return {kind: self.slots * size for kind, size in kept.items()}
+
+    @property
+    def marks(self) -> int:
+        """Bytes of what sampling remembers: the whole vocabulary on each device."""
+        return self.ways * marks_bytes(self.config, self.slots)
 
     @property
     def temporaries(self) -> dict[str, int]:
         """Bytes that dispatches need for a while."""
-        return temporary_bytes(self.config, self.chunk, self.slots)
+        return temporary_bytes(self.config, min(self.chunk, self.context), self.slots, self.forms)
 
     @property
     def total(self) -> int:
-        """Bytes of all that is kept and of all temporaries, as if they were needed at once."""
-        kept = sum(self.weights.values()) + sum(self.caches.values())
-        return kept + marks_bytes(self.config, self.slots) + sum(self.temporaries.values())
+        """Bytes of all of it, as if it were needed at once."""
+        kept = sum(self.weights.values()) + sum(self.caches.values()) + self.marks
+        return kept + sum(self.temporaries.values())
+
+
+def memory_need(
+    folder: Path,
+    *,
+    dtype: str,
+    slots: int,
+    context: int,
+    chunk: int,
+    kv_dtype: str = "auto",
+    quantization: str = "none",
+    unpack: str = "step",
+    ways: int = 1,
+) -> MemoryNeed:
+    """What serving the model of `folder` would take, by its config and its weights' headers.
+
+    Of each device, where it is split among `ways`. kv_dtype "auto" is `dtype`. Raises ModelRefused.
+    """
+    config = read_config(folder)
+    places = stored_tensors(folder, config)
+    packed = [name for name, place in places.items() if isinstance(place, PackedPlace)]
+    forms = weight_forms(config, packed, quantization, unpack)
+    part = device_part(config, ways)
+    kept = dtype if kv_dtype == "auto" else kv_dtype
+    return MemoryNeed(part, forms, dtype, kept, slots, context, chunk, ways)
+
+
+def refuse_beyond(need: MemoryNeed, limit: int) -> None:
+    """Raise ModelRefused where `need` is more than `limit` bytes: the sum, and what would fit."""
+    if need.total <= limit:
+        return
+    parts = (
+        (sum(need.weights.values()), "weights"),
+        (sum(need.caches.values()), f"keys and values of {need.slots} slots of {need.context:,}"),
+        (need.marks, "sampling"),
+        (sum(need.temporaries.values()), "one dispatch"),
+    )
+    terms = " + ".join(f"{_need_gb(size)} {what}" for size, what in parts)
+    raise ModelRefused(
+        f"this needs {_need_gb(need.total)} GB of memory, {_need_gb(need.total - limit)} GB more"
+        f" than the {_need_gb(limit)} GB that may be used: {terms}. {_need_advice(need, limit)}"
+    )
+
+
+def _need_advice(need: MemoryNeed, limit: int) -> str:
+    """What would fit, changing one thing; the least of both where one alone does not do."""
+
+    def most(high: int, made: Callable[[int], MemoryNeed]) -> int:
+        """The most of 0..high with which it fits; 0 where not even 1 does."""
+        low = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if made(middle).total <= limit else (low, middle - 1)
+        return low
+
+    slots = most(need.slots, lambda n: replace(need, slots=n))
+    blocks = most(need.context // _NEED_BLOCK, lambda n: replace(need, context=n * _NEED_BLOCK))
+    ways = [f"--slots {slots}"] if slots else []
+    if blocks:
+        ways.append(f"--max-model-len {blocks * _NEED_BLOCK}")
+    if ways:
+        return f"It fits with {' or with '.join(ways)}"
+    least = replace(need, slots=1, context=min(need.context, _NEED_BLOCK))
+    if least.total <= limit:
+        return f"It fits with --slots 1 --max-model-len {least.context}"
+    return f"One slot of {least.context} tokens would still need {_need_gb(least.total)} GB"
+
+
+def _need_gb(size: int) -> str:
+    """Bytes in units of 10^9, with three figures behind the point."""
+    return f"{size / 1e9:.3f}"
+
+
+# ── gemma4 / explain ──────────────────────────────────────────────────────────────────────────────
+# Says what serving a model folder would take, without loading its weights: `--explain`.
+#
+# Knows no device: how fast memory is, is given or measured on this machine's own.
+
+_EXPLAIN_FIRST = 38  # characters of a row's name
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """What is asked: the memory that it takes, and how fast memory and compute are."""
+
+    need: MemoryNeed
+    stored: int
+    bandwidth: float
+    measured: bool
+    flop_rate: float | None
+    prefixes: int
 
     @property
     def tokens(self) -> int:
         """Tokens of a conversation that steps and prompts are reckoned for: half the context."""
-        return max(1, self.context // 2)
+        return max(1, self.need.context // 2)
 
     def step(self, streams: int) -> DecodeCost:
         """One decode step of that many conversations."""
-        return decode_cost(self.config, self.size, streams, self.tokens)
+        need = self.need
+        return decode_cost(
+            need.config, need.element, streams, self.tokens, need.forms, kv_dtype=need.kv_dtype
+        )
 
     def bound(self, streams: int) -> float:
         """Tokens a second at most."""
@@ -5184,31 +5768,43 @@ def explain_text(
     slots: int = 4,
     context: int = 4096,
     chunk: int = 256,
+    kv_dtype: str = "auto",
+    prefix_cache_gb: float = 0.0,
+    quantization: str = "none",
+    unpack: str = "step",
     bandwidth_gb_s: float | None = None,
     gflop_s: float | None = None,
 ) -> str:
     """A table for people, and as its last line the same figures as one JSON object.
 
-    Reads the config and the headers of the weights' files. dtype "f32" or "bf16": of weights and
-    caches. bandwidth_gb_s None: this machine's memory is measured, which takes about a second.
-    gflop_s None: the bound is the memory's alone.
+    Reads the config and the headers of the weights' files. dtype "f32" or "bf16": of weights and,
+    where kv_dtype is "auto" and not "int8", of caches; quantization and unpack as `weight_forms`
+    takes them. prefix_cache_gb is of the host's memory, and not in the total. bandwidth_gb_s None:
+    this machine's memory is measured, which takes about a second. gflop_s None: the bound is the
+    memory's alone.
     Raises ModelRefused, and ValueError for a dtype that is not known or no slots or context.
     """
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {dtype!r} is not known; known: {', '.join(DTYPE_BYTES)}")
     if min(slots, context, chunk) < 1:
         raise ValueError(f"slots {slots}, context {context}, chunk {chunk}: all are at least 1")
-    config = read_config(folder)
-    asked = _Explained(
-        config=config,
-        stored=sum(tensor.size for tensor in stored_tensors(folder, config).values()),
+    need = memory_need(
+        folder,
         dtype=dtype,
         slots=slots,
         context=context,
         chunk=min(chunk, context),
+        kv_dtype=kv_dtype,
+        quantization=quantization,
+        unpack=unpack,
+    )
+    asked = _Explained(
+        need=need,
+        stored=sum(place.size for place in stored_tensors(folder, need.config).values()),
         bandwidth=read_speed() if bandwidth_gb_s is None else bandwidth_gb_s * 1e9,
         measured=bandwidth_gb_s is None,
         flop_rate=None if gflop_s is None else gflop_s * 1e9,
+        prefixes=round(prefix_cache_gb * 1e9),
     )
     lines = [*_explain_memory(asked), "", *_explain_steps(asked)]
     return "\n".join([*lines, json.dumps(_explain_figures(asked))])
@@ -5216,22 +5812,25 @@ def explain_text(
 
 def _explain_memory(asked: _Explained) -> list[str]:
     """What lies in memory, and why."""
-    config = asked.config
+    need = asked.need
+    config = need.config
     elements = parameter_groups(config)
-    caches, marks = asked.caches, marks_bytes(config, asked.slots)
+    weights, caches = need.weights, need.caches
+    form = "" if need.kv_dtype == need.dtype else f", {need.kv_dtype}"
     rows = [
-        (f"weights as {asked.dtype}", "parameters", "bytes"),
-        *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in asked.weights.items()),
-        ("  together", f"{sum(elements.values()):,}", f"{sum(asked.weights.values()):,}"),
+        (f"weights as {forms_title(need.forms, need.dtype)}", "parameters", "bytes"),
+        *((f"  {name}", f"{elements[name]:,}", f"{n:,}") for name, n in weights.items()),
+        ("  together", f"{sum(elements.values()):,}", f"{sum(weights.values()):,}"),
         (),
-        (f"kept for {asked.slots} slots of {asked.context:,}", "", "bytes"),
-        (f"  rings of {config.window:,} tokens", "", f"{caches['sliding']:,}"),
-        ("  full layers' keys and values", "", f"{caches['full']:,}"),
-        ("  sampling's marks and counts", "", f"{marks:,}"),
+        (f"kept for {need.slots} slots of {need.context:,}", "", "bytes"),
+        (f"  rings of {config.window:,} tokens{form}", "", f"{caches['sliding']:,}"),
+        (f"  full layers' keys and values{form}", "", f"{caches['full']:,}"),
+        ("  sampling's marks and counts", "", f"{need.marks:,}"),
         (),
-        (f"estimated for chunks of {asked.chunk}", "", "bytes"),
-        *((f"  {name}", "", f"{n:,}") for name, n in asked.temporaries.items() if n),
-        ("all of it", "", f"{asked.total:,}"),
+        (f"estimated for chunks of {need.chunk}", "", "bytes"),
+        *((f"  {name}", "", f"{n:,}") for name, n in need.temporaries.items() if n),
+        ("all of it", "", f"{need.total:,}"),
+        ("beside it prompts' beginnings, at most", "", f"{asked.prefixes:,}"),
     ]
     lies = f"{asked.stored / 1e9:.3f} GB of text weights lie in the folder"
     return [_explain_model(config), lies, "", *(_explain_row(*row) for row in rows)]
@@ -5239,9 +5838,9 @@ def _explain_memory(asked: _Explained) -> list[str]:
 
 def _explain_steps(asked: _Explained) -> list[str]:
     """What a step and a prompt cost, and the bound."""
-    streams = sorted({1, asked.slots})
+    streams = sorted({1, asked.need.slots})
     steps = [asked.step(count) for count in streams]
-    per_token = prompt_flops(asked.config, asked.tokens) / asked.tokens
+    per_token = prompt_flops(asked.need.config, asked.tokens) / asked.tokens
     source = "measured now with all cores" if asked.measured else "as given"
     compute = "not given"
     if asked.flop_rate is not None:
@@ -5264,18 +5863,22 @@ def _explain_steps(asked: _Explained) -> list[str]:
 
 def _explain_figures(asked: _Explained) -> dict[str, Any]:
     """The same for programs: bytes, tokens, operations, all for the whole of what is asked."""
-    steps = {count: asked.step(count) for count in sorted({1, asked.slots})}
+    need = asked.need
+    steps = {count: asked.step(count) for count in sorted({1, need.slots})}
     return {
-        "dtype": asked.dtype,
-        "slots": asked.slots,
-        "context": asked.context,
-        "chunk": asked.chunk,
+        "dtype": need.dtype,
+        "weights": forms_title(need.forms, need.dtype),
+        "kv_dtype": need.kv_dtype,
+        "slots": need.slots,
+        "context": need.context,
+        "chunk": need.chunk,
         "stored_bytes": asked.stored,
-        "weights_bytes": asked.weights,
-        "kv_bytes": asked.caches,
-        "marks_bytes": marks_bytes(asked.config, asked.slots),
-        "temporary_bytes": asked.temporaries,
-        "total_bytes": asked.total,
+        "weights_bytes": need.weights,
+        "kv_bytes": need.caches,
+        "marks_bytes": need.marks,
+        "temporary_bytes": need.temporaries,
+        "total_bytes": need.total,
+        "prefix_cache_bytes": asked.prefixes,
         "tokens": asked.tokens,
         "steps": [
             {
@@ -5288,7 +5891,7 @@ def _explain_figures(asked: _Explained) -> dict[str, Any]:
             }
             for count, step in steps.items()
         ],
-        "prompt_flops": round(prompt_flops(asked.config, asked.tokens)),
+        "prompt_flops": round(prompt_flops(need.config, asked.tokens)),
         "bandwidth_bytes_per_s": round(asked.bandwidth),
         "bandwidth_measured": asked.measured,
         "flop_per_s": asked.flop_rate,
@@ -5315,6 +5918,72 @@ def _explain_row(name: str = "", *columns: str) -> str:
     return (name.ljust(_EXPLAIN_FIRST) + "".join(f"{cell:>18}" for cell in columns)).rstrip()
 
 
+# ── jax / device_memory ───────────────────────────────────────────────────────────────────────────
+# How much memory the default device has, as far as it says.
+#
+# Knows no model.
+
+
+def device_memory_bytes() -> int | None:
+    """Bytes that JAX may use of it; None where it does not say, as a CPU does not, or is not there.
+
+    For a card this is the share that JAX takes for itself, three quarters unless told otherwise
+    (XLA_PYTHON_CLIENT_MEM_FRACTION).
+    """
+    try:
+        said = jax.local_devices()[0].memory_stats() or {}
+    except RuntimeError:  # no device can be had: loading will say why
+        return None
+    limit = said.get("bytes_limit")
+    return int(limit) if limit else None
+
+
+# ── jax / kept_rows ───────────────────────────────────────────────────────────────────────────────
+# Two forms in which keys and values are kept: plain numbers, and int8 with a scale for each row.
+#
+# Knows neither attention nor where in a cache a row lies. A row is one token's key or value in one
+# head; its scale is its largest magnitude over 127, so that no number of it is off by more than
+# half
+# a scale. Scales are f32: 4 bytes beside 256 or 512.
+
+_KEPT_LARGEST = 127  # the same on both sides of zero
+
+
+class Int8Rows(NamedTuple):
+    """numbers [rows, kv_heads, length, head_dim] int8, scales [rows, kv_heads, length] f32."""
+
+    numbers: jax.Array
+    scales: jax.Array
+
+
+KeptRows: TypeAlias = jax.Array | Int8Rows
+
+
+def kept_rows_like(cache: KeptRows, new: jax.Array) -> KeptRows:
+    """`new` [batch, kv_heads, tokens, head_dim] f32 in the form that `cache` has."""
+    if isinstance(cache, Int8Rows):
+        return int8_rows(new)
+    return new.astype(cache.dtype)
+
+
+def int8_rows(rows: jax.Array) -> Int8Rows:
+    """Rows [..., head_dim] f32 as int8, each with its own scale."""
+    scales = jnp.max(jnp.abs(rows), axis=-1) / _KEPT_LARGEST
+    divisors = jnp.where(scales > 0, scales, 1)[..., None]
+    return Int8Rows(jnp.round(rows / divisors).astype(jnp.int8), scales)
+
+
+def kept_length(cache: KeptRows) -> int:
+    """For how many tokens a cache has room."""
+    leaf: Any = jax.tree.leaves(cache)[0]
+    return int(leaf.shape[2])
+
+
+def numbers_and_scales(rows: KeptRows) -> tuple[jax.Array, jax.Array | None]:
+    """What is kept, and what [..., tokens] it has to be multiplied with; None where it is plain."""
+    return rows if isinstance(rows, Int8Rows) else (rows, None)
+
+
 # ── jax / attention ───────────────────────────────────────────────────────────────────────────────
 # Attention of new tokens over the keys in their view, taken in blocks.
 #
@@ -5335,13 +6004,13 @@ class KeyView(NamedTuple):
     """The keys that `batch` conversations may see in one layer.
 
     keys, values: [rows, kv_heads, length, head_dim], of which rows first..first+batch are theirs;
-    a length beyond KEY_BLOCK is a multiple of it. positions [batch, length] int32: where each key
-    stands in its conversation, negative for an entry that holds nothing. used int32: no
-    conversation has a key at this entry or beyond.
+    plain or int8. A length beyond KEY_BLOCK is a multiple of it. positions [batch, length] int32:
+    where each key stands in its conversation, negative for an entry that holds nothing. used
+    int32: no conversation has a key at this entry or beyond.
     """
 
-    keys: jax.Array
-    values: jax.Array
+    keys: KeptRows
+    values: KeptRows
     first: jax.Array | int
     positions: jax.Array
     used: jax.Array | int
@@ -5397,19 +6066,24 @@ def _key_scores_on_cpu(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _softmax_block(
-    so_far: _Softmax, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array
+    so_far: _Softmax, queries: jax.Array, keys: KeptRows, values: KeptRows, seen: jax.Array
 ) -> _Softmax:
     """Take one block of keys [batch, kv, s, head_dim] into the softmax; seen [batch, tokens, s]."""
-    # f32 means f32 on chips that would else round factors to bf16; bf16 has nothing to lose.
+    keys, key_scales = numbers_and_scales(keys)
+    values, value_scales = numbers_and_scales(values)
+    # f32 means f32 on chips that would else round factors to bf16; bf16 and int8 lose nothing.
     exact = keys.dtype == jnp.float32
     precision = lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
     seen = seen[:, None, None]
     scores = key_scores(queries, keys.astype(jnp.float32), precision)
+    if key_scales is not None:
+        scores = scores * key_scales[:, :, None, None]
     scores = jnp.where(seen, scores, _NOTHING_SEEN)
     highest = jnp.maximum(so_far.highest, jnp.max(scores, axis=-1))
     shares = jnp.where(seen, jnp.exp(scores - highest[..., None]), 0.0)
     fade = jnp.exp(so_far.highest - highest)
-    found = jnp.einsum("bkgts,bksd->bkgtd", shares, values.astype(jnp.float32), precision=precision)
+    drawn = shares if value_scales is None else shares * value_scales[:, :, None, None]
+    found = jnp.einsum("bkgts,bksd->bkgtd", drawn, values.astype(jnp.float32), precision=precision)
     return _Softmax(
         highest,
         so_far.weight * fade + jnp.sum(shares, axis=-1),
@@ -5426,8 +6100,8 @@ def attend(
     that follow each other share a key head. `window` None sees all.
     """
     batch, tokens, heads, head_dim = queries.shape
-    _, kv_heads, length, _ = view.keys.shape
-    block = min(KEY_BLOCK, length)
+    kv_heads = jax.tree.leaves(view.keys)[0].shape[1]
+    block = min(KEY_BLOCK, kept_length(view.keys))
     grouped = queries.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
     grouped = grouped.transpose(0, 2, 3, 1, 4)
     shape = grouped.shape[:-1]
@@ -5436,16 +6110,20 @@ def attend(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(grouped.shape, jnp.float32),
     )
-    sizes = (batch, kv_heads, block, head_dim)
 
     def take(number: jax.Array, so_far: _Softmax) -> _Softmax:
-        corner = (view.first, 0, number * block, 0)
-        places = lax.dynamic_slice_in_dim(view.positions, number * block, block, axis=1)
+        entry = number * block
+
+        def cut(rows: jax.Array) -> jax.Array:
+            corner = (view.first, 0, entry, 0)[: rows.ndim]
+            return lax.dynamic_slice(rows, corner, (batch, kv_heads, block, *rows.shape[3:]))
+
+        places = lax.dynamic_slice_in_dim(view.positions, entry, block, axis=1)
         return _softmax_block(
             so_far,
             grouped,
-            lax.dynamic_slice(view.keys, corner, sizes),
-            lax.dynamic_slice(view.values, corner, sizes),
+            jax.tree.map(cut, view.keys),
+            jax.tree.map(cut, view.values),
             visible(positions[:, :, None], places[:, None, :], window),
         )
 
@@ -5465,8 +6143,8 @@ def attend(
 class Caches(NamedTuple):
     """Keys and values of each owner layer, by its index: [rows, kv_heads, length, head_dim]."""
 
-    keys: dict[int, jax.Array]
-    values: dict[int, jax.Array]
+    keys: dict[int, KeptRows]
+    values: dict[int, KeptRows]
 
 
 class EngineState(NamedTuple):
@@ -5492,11 +6170,17 @@ def cache_length(config: Gemma4Config, layer: LayerConfig, context: int) -> int:
 
 
 def state_shapes(config: Gemma4Config, slots: int, context: int, dtype: jnp.dtype) -> EngineState:
-    """The engine's state as shapes: what is compiled for, and what `empty_state` makes."""
+    """The engine's state as shapes: what is compiled for, and what `empty_state` makes.
+
+    `dtype` is that of keys and values; int8 ones have their scales beside them.
+    """
 
     def owned(layer: LayerConfig) -> Any:
-        length = cache_length(config, layer, context)
-        return stand_in((slots, layer.kv_heads, length, layer.head_dim), dtype)
+        shape = (slots, layer.kv_heads, cache_length(config, layer, context), layer.head_dim)
+        numbers = stand_in(shape, dtype)
+        if dtype == jnp.int8:
+            return Int8Rows(numbers, stand_in(shape[:3], jnp.float32))
+        return numbers
 
     owners = [layer for layer in config.layers if layer.owner]
     marks = (slots, config.vocabulary)
@@ -5514,7 +6198,7 @@ def empty_state(shapes: EngineState) -> EngineState:
 
 
 def kv_bytes(shapes: EngineState) -> int:
-    """Bytes of all keys and values, of all slots."""
+    """Bytes of all keys and values and their scales, of all slots."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes.caches))
 
 
@@ -5530,61 +6214,75 @@ def held_positions(length: int, held: jax.Array) -> jax.Array:
 
 
 def cached_view(
-    keys: jax.Array, values: jax.Array, first: jax.Array | int, held: jax.Array
+    keys: KeptRows, values: KeptRows, first: jax.Array | int, held: jax.Array
 ) -> KeyView:
     """What caches show that hold `held` [batch] tokens of the conversations from row `first`."""
-    length = keys.shape[2]
+    length = kept_length(keys)
     used = jnp.minimum(jnp.max(held), length)
     return KeyView(keys, values, first, held_positions(length, held), used)
 
 
-def widened_view(ring: KeyView, keys: jax.Array, values: jax.Array, places: jax.Array) -> KeyView:
+def widened_view(ring: KeyView, keys: KeptRows, values: KeptRows, places: jax.Array) -> KeyView:
     """What a ring showed, and beside it new tokens at `places` [batch, tokens].
 
     keys, values [batch, kv_heads, tokens, head_dim] of the new tokens. A copy of these rows.
     """
-    batch, _, tokens, _ = keys.shape
-    width = ring.keys.shape[2] + tokens
+    batch = places.shape[0]
+    width = kept_length(ring.keys) + kept_length(keys)
     spare = whole_blocks(width) - width
 
     def widen(cache: jax.Array, new: jax.Array) -> jax.Array:
         old = lax.dynamic_slice_in_dim(cache, ring.first, batch)
         wide = jnp.concatenate([old, new], axis=2)
-        return jnp.pad(wide, ((0, 0), (0, 0), (0, spare), (0, 0)))
+        return jnp.pad(wide, ((0, 0), (0, 0), (0, spare), (0, 0))[: wide.ndim])
 
     positions = jnp.concatenate([ring.positions, places], axis=1)
     positions = jnp.pad(positions, ((0, 0), (0, spare)), constant_values=-1)
-    return KeyView(widen(ring.keys, keys), widen(ring.values, values), 0, positions, width)
+    wide_keys, wide_values = (
+        jax.tree.map(widen, kept, new) for kept, new in ((ring.keys, keys), (ring.values, values))
+    )
+    return KeyView(wide_keys, wide_values, 0, positions, width)
 
 
 def closed_ring(
-    cache: jax.Array, wide: jax.Array, first: jax.Array | int, before: jax.Array, after: jax.Array
-) -> jax.Array:
+    cache: KeptRows, wide: KeptRows, first: jax.Array | int, before: jax.Array, after: jax.Array
+) -> KeptRows:
     """The cache of a ring with what it holds after new tokens, picked from the `wide` rows.
 
     `wide` is of `widened_view`; the conversations had `before` [batch] tokens and have `after`.
     All is read from `wide`, for a cache that is read while it is written is copied whole by XLA.
     """
-    length = cache.shape[2]
+    length = kept_length(cache)
     places = held_positions(length, after)
     fresh = places - before[:, None]
     entries = jnp.where(fresh >= 0, length + fresh, jnp.arange(length, dtype=jnp.int32))
-    rows = jnp.take_along_axis(wide, entries[:, None, :, None], axis=2)
-    return lax.dynamic_update_slice_in_dim(cache, rows, first, 0)
+
+    def close(cache: jax.Array, wide: jax.Array) -> jax.Array:
+        picked = entries[:, None, :, None] if wide.ndim == 4 else entries[:, None]
+        rows = jnp.take_along_axis(wide, picked, axis=2)
+        return lax.dynamic_update_slice_in_dim(cache, rows, first, 0)
+
+    closed: KeptRows = jax.tree.map(close, cache, wide)
+    return closed
 
 
 def written(
-    cache: jax.Array, new: jax.Array, first: jax.Array | int, positions: jax.Array, real: jax.Array
-) -> jax.Array:
+    cache: KeptRows, new: KeptRows, first: jax.Array | int, positions: jax.Array, real: jax.Array
+) -> KeptRows:
     """The cache with `new` [batch, kv_heads, tokens, head_dim] in rows first..first+batch.
 
     positions, real [batch, tokens]: what is not real is not written. No two of a conversation's
     tokens may fall on one entry.
     """
-    batch, length = new.shape[0], cache.shape[2]
+    batch, length = positions.shape[0], kept_length(cache)
     entries = jnp.where(real, positions % length, length)  # beyond the end: dropped
     rows = first + jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return cache.at[rows, :, entries, :].set(new.transpose(0, 2, 1, 3), mode="drop")
+
+    def write(cache: jax.Array, new: jax.Array) -> jax.Array:
+        return cache.at[rows, :, entries].set(jnp.swapaxes(new, 1, 2), mode="drop")
+
+    whole: KeptRows = jax.tree.map(write, cache, new)
+    return whole
 
 
 def moved_row(state: EngineState, source: jax.Array, target: jax.Array) -> EngineState:
@@ -5598,65 +6296,6 @@ def moved_row(state: EngineState, source: jax.Array, target: jax.Array) -> Engin
     return moved
 
 
-# ── jax / linear ──────────────────────────────────────────────────────────────────────────────────
-# Products of activations with stored weights, as fast as the platform at hand does them.
-#
-# Knows no model and no layers. Weights stay as a checkpoint has them: [n, k], one row an output.
-#
-# On a CPU, XLA (jaxlib 0.10.2) hands products of matrices to YNNPACK, which repacks its second
-# factor
-# at every call, and that must not be the weights: so they come first, and a barrier keeps XLA from
-# swapping the factors back. Milliseconds of processor time (2 cores of an AMD EPYC, Zen 4, the
-# least
-# of 7 calls on a busy machine) for one pass over 302 MB of weights of 1536 x 6144 and 6144 x 1536:
-#
-# | rows | f32 here | f32 "mk,nk->mn" | f32 x @ w, w [k, n] | bf16 here (151 MB) | bf16 as f32 is |
-# |---|---|---|---|---|---|
-# | 1 | 12 | 13 | 17 | 22 | 184 |
-# | 2 | 16 | 50 | 36 | 22 | 169 |
-# | 4 | 15 | 51 | 33 | 24 | 161 |
-# | 8 | 19 | 59 | 39 | 25 | 188 |
-# | 16 | 29 | 75 | 48 | 32 | 192 |
-# | 64 | 100 | 141 | 124 | 84 | 267 |
-#
-# bf16 is the other way round: only as "mk,nk->mn" with two rows or more does YNNPACK take it.
-
-
-def project(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x [..., k] times the transpose of w [n, k]: [..., n] f32.
-
-    x is rounded to w's dtype; sums are f32. A row's result depends on no other row, and not on
-    which row it is.
-    """
-    rows = x.reshape(-1, x.shape[-1]).astype(w.dtype)
-    on_cpu = _project_bf16_on_cpu if w.dtype == jnp.bfloat16 else _project_on_cpu
-    product: jax.Array = lax.platform_dependent(rows, w, cpu=on_cpu, default=_project_plainly)
-    return product.reshape(*x.shape[:-1], w.shape[0])
-
-
-def _project_plainly(rows: jax.Array, w: jax.Array) -> jax.Array:
-    """One product, its layout and tiling left to the compiler.
-
-    f32 means f32: chips with matrix units would else round the factors to fewer bits.
-    """
-    precision = lax.Precision.HIGHEST if w.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return jnp.einsum("mk,nk->mn", rows, w, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _project_on_cpu(rows: jax.Array, w: jax.Array) -> jax.Array:
-    """Weights first; without the barrier XLA folds the transposition into the product."""
-    product = lax.dot_general(w, rows, (((1,), (1,)), ((), ())))
-    kept: jax.Array = lax.optimization_barrier(product)  # type: ignore[no-untyped-call]
-    return kept.T
-
-
-def _project_bf16_on_cpu(rows: jax.Array, w: jax.Array) -> jax.Array:
-    """At least two rows, for YNNPACK takes no single one."""
-    count = rows.shape[0]
-    padded = jnp.pad(rows, ((0, max(2 - count, 0)), (0, 0)))
-    return _project_plainly(padded, w)[:count]
-
-
 # ── jax / mesh ────────────────────────────────────────────────────────────────────────────────────
 # How arrays lie on several devices that run one model together: along one axis with a name.
 #
@@ -5667,6 +6306,7 @@ def _project_bf16_on_cpu(rows: jax.Array, w: jax.Array) -> jax.Array:
 
 _MESH_AXIS = "tensor"
 _MESH_CACHE_HEADS = 1  # the axis of key heads, in all that is kept of keys and values
+_MESH_TURNED = "turned_"  # of a packed weight: inputs first, where matrices have their outputs
 
 MeshTree = TypeVar("MeshTree")
 
@@ -5721,6 +6361,9 @@ class DeviceGroup:
         axis: int | None = _MESH_CACHE_HEADS
         if isinstance(keys[0], str):
             axis = split_axis(self._config, keys[0], self.ways)
+            parts = [step.name for step in path if isinstance(step, jax.tree_util.GetAttrKey)]
+            if axis is not None and any(name.startswith(_MESH_TURNED) for name in parts):
+                axis = 1 - axis
         # What of a packed weight has no such axis belongs to all parts alike.
         if axis is None or axis >= len(shape) or shape[axis] % self.ways:
             return None
@@ -5802,6 +6445,457 @@ def _mesh_here() -> bool:
     return bool(jax.sharding.get_abstract_mesh().size > 1)
 
 
+# ── jax / prefix_chunks ───────────────────────────────────────────────────────────────────────────
+# Whole chunks of a prompt's keys and values, taken out of a row of the caches and put into one.
+#
+# Knows no tokens' meaning and no budget. A chunk is kept as the tokens that it added: a full
+# layer's
+# all of them, a ring's as many as it still holds. So a ring as it was after any chunk is what that
+# chunk and those before it put into it, to the bit, and no ring is ever kept whole.
+
+
+def _prefix_entries(cache: jax.Array, chunk: int, end: jax.Array) -> jax.Array:
+    """Where a cache holds the chunk that ends before position `end`, or what is left of it."""
+    length = cache.shape[2]
+    count = min(chunk, length)
+    return (end - count + jnp.arange(count, dtype=jnp.int32)) % length
+
+
+def chunk_taken_out(chunk: int, state: EngineState, row: jax.Array, end: jax.Array) -> Caches:
+    """The last `chunk` tokens of the `end` that row holds, each array [tokens, kv_heads, …].
+
+    Only right after they were taken: later ones overwrite what a ring holds of them.
+    """
+
+    def taken_out(cache: jax.Array) -> jax.Array:
+        return cache[row, :, _prefix_entries(cache, chunk, end)]
+
+    kept: Caches = jax.tree.map(taken_out, state.caches)
+    return kept
+
+
+def chunk_put_back(
+    state: EngineState, row: jax.Array, ids: jax.Array, end: jax.Array, kept: Caches
+) -> EngineState:
+    """The state with a kept chunk in `row`, and its tokens, ids [chunk], among those seen there.
+
+    The first chunk of a conversation forgets what the row had seen, as reading it would.
+    """
+    chunk = ids.shape[0]
+
+    def put_back(cache: jax.Array, piece: jax.Array) -> jax.Array:
+        return cache.at[row, :, _prefix_entries(cache, chunk, end)].set(piece)
+
+    caches: Caches = jax.tree.map(put_back, state.caches, kept)
+    seen = lax.dynamic_slice_in_dim(state.seen, row, 1) & (end > chunk)
+    seen = seen.at[0, ids].set(True)
+    return EngineState(
+        caches, lax.dynamic_update_slice_in_dim(state.seen, seen, row, 0), state.counts
+    )
+
+
+def kept_chunk_shapes(state: EngineState, chunk: int) -> Caches:
+    """What `chunk_taken_out` gives for a state of these shapes, as shapes."""
+    number = stand_in((), jnp.int32)
+    shapes: Any = jax.eval_shape(partial(chunk_taken_out, chunk), state, number, number)
+    kept: Caches = shapes
+    return kept
+
+
+# ── jax / prefix_store ────────────────────────────────────────────────────────────────────────────
+# Keeps what whole chunks of prompts left in the caches, for prompts that begin with the same.
+#
+# Knows no arrays: what it keeps is handed to it and handed out again. A chunk's name is made of its
+# tokens and of all before them, so equal names mean equal prefixes.
+
+
+def prefix_names(tokens: Sequence[int], chunk: int, salt: str) -> list[bytes]:
+    """The name of each whole chunk of `tokens`, in order.
+
+    Under another `salt` nothing has the same name. SHA-256, so that nobody can find a second prefix
+    for a name.
+    """
+    names = []
+    name = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
+    for end in range(chunk, len(tokens) + 1, chunk):
+        piece = np.asarray(tokens[end - chunk : end], np.int64)
+        name = hashlib.sha256(name + piece.tobytes()).digest()
+        names.append(name)
+    return names
+
+
+class PrefixStore:
+    """As many chunks as `room`; beyond that the least recently used ones are forgotten.
+
+    A chunk counts as used whenever one that follows it is, and after it: so none is forgotten
+    before those that follow it, which are of no use without it.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._kept: OrderedDict[bytes, Any] = OrderedDict()  # the least recently used one first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._kept
+
+    def found(self, names: Sequence[bytes]) -> list[Any]:
+        """What is kept of the first of `names`, up to the first that is not here."""
+        known = []
+        for name in names:
+            if name not in self._kept:
+                break
+            known.append(self._kept[name])
+        self._use(names[: len(known)])
+        return known
+
+    def keep(self, names: Sequence[bytes], kept: Any) -> None:
+        """Keep `kept` under the last of `names`; the others are the chunks before it.
+
+        Nothing is kept where the last of those was forgotten: nobody would find it.
+        """
+        if len(names) == 1 or names[-2] in self._kept:
+            self._kept[names[-1]] = kept
+            self._use(names)
+            while len(self._kept) > self._room:
+                self._kept.popitem(last=False)
+
+    def _use(self, names: Sequence[bytes]) -> None:
+        for name in reversed(names):
+            self._kept.move_to_end(name)
+
+
+# ── jax / prefix_cache ────────────────────────────────────────────────────────────────────────────
+# Begins a conversation with what an earlier one left, and keeps what it leaves itself.
+#
+# Knows no requests and no sampling. Only what reading a prompt put into the caches is kept, and
+# only
+# after whole chunks: a prompt is then read on from where it would have been cut without this too,
+# by
+# the same programs, and not one bit of its answer depends on what was found. What an answer put
+# there
+# is read anew with the next turn's prompt, for a decode rounds otherwise.
+#
+# Chunks lie in the host's memory: on an accelerator they take none of the device's, and cross its
+# bus
+# both ways. Taking one out waits until it is computed.
+
+
+class PrefixCache:
+    """Chunks of `chunk` tokens in at most `room_bytes`, for caches of these shapes.
+
+    `run` runs one of the engine's programs by its name. Raises EngineFault where not one chunk
+    has room.
+    """
+
+    def __init__(
+        self, shapes: EngineState, chunk: int, room_bytes: float, run: Callable[..., Any]
+    ) -> None:
+        pieces = jax.tree.leaves(kept_chunk_shapes(shapes, chunk))
+        self._each = sum(piece.size * piece.dtype.itemsize for piece in pieces)
+        if room_bytes < self._each:
+            raise EngineFault(
+                f"a prefix cache of {room_bytes / 1e9:g} GB: a chunk of {chunk} tokens takes "
+                f"{self._each / 1e9:.3g}"
+            )
+        self._chunk = chunk
+        self._run = run
+        self._store = PrefixStore(int(room_bytes // self._each))
+        self._asked = self._held = 0
+
+    def begin(
+        self, state: EngineState, row: int, prompt: Sequence[int], names: Sequence[bytes]
+    ) -> tuple[EngineState, int]:
+        """The state with the known beginning of `prompt` in `row`, and how many tokens that is.
+
+        The last token is never among them: an answer's first token is made of its stream.
+        """
+        known = self._store.found(names[: (len(prompt) - 1) // self._chunk])
+        for number, kept in enumerate(known):
+            start, end = number * self._chunk, (number + 1) * self._chunk
+            ids = np.asarray(prompt[start:end], np.int32)
+            state = self._run(
+                "putting a chunk back", state, np.int32(row), ids, np.int32(end), kept
+            )
+        held = len(known) * self._chunk
+        self._asked += len(prompt)
+        self._held += held
+        return state, held
+
+    def keep(self, state: EngineState, row: int, names: Sequence[bytes], taken: int) -> None:
+        """Keep the chunk with which `row` came to hold `taken` tokens, if that was a whole one.
+
+        `names` are those of the prompt's chunks.
+        """
+        if taken % self._chunk:
+            return
+        path = names[: taken // self._chunk]
+        if path[-1] not in self._store:
+            kept = self._run("taking a chunk out", state, np.int32(row), np.int32(taken))
+            self._store.keep(path, jax.device_get(kept))
+
+    def counters(self) -> Mapping[str, float]:
+        """Tokens of prompts that were looked up and that were found, so far; bytes kept now."""
+        return {
+            "prefix_cache_queries_total": self._asked,
+            "prefix_cache_hits_total": self._held,
+            "prefix_cache_bytes": len(self._store) * self._each,
+        }
+
+
+# ── jax / quantised ───────────────────────────────────────────────────────────────────────────────
+# Matrices that lie on the device as integers with scales, and products with them.
+#
+# Knows no model, no files and no layers. Packed ones are 4-bit integers of a checkpoint, whose
+# values
+# are exact; 8-bit ones are made of plain matrices, and near them.
+#
+# Packed words lie turned, inputs first. On a TPU the eight integers of a word are then one tile's
+# rows, and the outputs its lanes: unpacking is part of the product, and no unpacked matrix is in
+# memory. Scales are spread over words and not over weights, for libtpu (0.0.42, for a v5e) spreads
+# them outside of the product: an eighth of it.
+#
+# On a CPU, XLA (jaxlib 0.10.2) works unpacked values out anew for every row if it may fuse them
+# into
+# the product, and the matrix multiplier takes f32 only as it lies. So a block is unpacked behind a
+# barrier, multiplied, and the next one takes its place. Milliseconds for one matrix of 9.4 million
+# weights, the least of 9 calls, 2 cores of an AMD EPYC, Zen 4, that others used as well:
+#
+# | rows | f32 | packed, in blocks | packed, as one | int8, in blocks | int8, as one |
+# |---|---|---|---|---|---|
+# | 1 | 1.2 | 2.3 | 26 | 0.9 | 14 |
+# | 4 | 1.7 | 2.9 | 42 | 1.8 | 29 |
+# | 16 | 2.1 | 5.2 | 30 | 3.8 | 21 |
+# | 256 | 47 | 50 | 104 | 56 | 67 |
+
+_PACKED_BITS, _PACKED_ZERO = 4, 8  # an integer is stored with 8 added
+_PACKED_BLOCK = 512  # inputs that are unpacked at once on a CPU
+_INT8_BLOCK = 256  # outputs that are converted at once on a CPU
+_INT8_MOST = 127
+_BF16_BITS = (8, 7)  # of exponent and mantissa
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix [n, k] of 4-bit integers, turned: words uint32 [k/8, n], scales bf16 [k/group, n].
+
+    `dtype` is that of the plain weights beside it, to which activations are rounded.
+    """
+
+    turned_words: jax.Array
+    turned_scales: jax.Array
+    dtype: Any = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrix that it stands for."""
+        per_word = 32 // _PACKED_BITS
+        return self.turned_words.shape[1], self.turned_words.shape[0] * per_word
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Int8Weight:
+    """Matrices [..., n, k] as rows int8 [..., n, k] times scales f32 [..., n].
+
+    `dtype` is that of the plain weights beside it, to which activations are rounded.
+    """
+
+    rows: jax.Array
+    scales: jax.Array
+    dtype: Any = field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+
+Weight = jax.Array | PackedWeight | Int8Weight
+
+
+def quantised_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(int8 [..., n, k], f32 scales [..., n]): each row's largest value becomes 127 or -127.
+
+    A weight is off by at most half a scale, 1/254 of its row's largest.
+    """
+    flat = matrix.reshape(-1, matrix.shape[-1])
+    integers = np.empty(flat.shape, np.int8)
+    scales = np.empty(len(flat), np.float32)
+    step = max(1, (1 << 22) // flat.shape[1])  # rows at once: a matrix in f32 may be large
+    for at in range(0, len(flat), step):
+        rows = flat[at : at + step].astype(np.float32)
+        most = np.abs(rows).max(axis=1) / _INT8_MOST
+        most[most == 0] = 1.0  # a row of zeros
+        scales[at : at + step] = most
+        integers[at : at + step] = np.rint(rows / most[:, None])
+    return integers.reshape(matrix.shape), scales.reshape(matrix.shape[:-1])
+
+
+def unpacked_block(words: jax.Array, scales: jax.Array) -> jax.Array:
+    """[k, n] f32 of words [k/8, n] and scales [k/group, n]: what compressed-tensors unpacks.
+
+    An integer times a scale is exact in f32, so that rounding it to bf16 is the only rounding. It
+    is asked for by name, for XLA may leave out a conversion to bf16 and back.
+    """
+    shifts = np.arange(0, 32, _PACKED_BITS, dtype=np.uint32)
+    shifted = words[:, None, :] >> shifts[None, :, None]
+    integers = (shifted & 15).astype(jnp.int32) - _PACKED_ZERO
+    # One for each word, and not for each weight: see above. XLA would else make one spread of two.
+    of_words = jnp.repeat(scales.astype(jnp.float32), words.shape[0] // scales.shape[0], axis=0)
+    of_words = lax.optimization_barrier(of_words)  # type: ignore[no-untyped-call]
+    rounded: jax.Array = lax.reduce_precision(integers * of_words[:, None, :], *_BF16_BITS)
+    return rounded.reshape(-1, words.shape[1])
+
+
+def packed_product(x: jax.Array, w: PackedWeight) -> jax.Array:
+    """x [rows, k] times the transpose of w: [rows, n] f32, with f32 sums."""
+
+    def on_cpu(x: jax.Array, w: PackedWeight) -> jax.Array:
+        outputs, inputs = w.shape
+        group = inputs // w.turned_scales.shape[0]
+        block = math.gcd(inputs, max(_PACKED_BLOCK, group))
+
+        def add(number: jax.Array, total: jax.Array) -> jax.Array:
+            at = number * block
+            unpacked = unpacked_block(
+                lax.dynamic_slice_in_dim(w.turned_words, at // 8, block // 8),
+                lax.dynamic_slice_in_dim(w.turned_scales, at // group, block // group),
+            )
+            kept: jax.Array = lax.optimization_barrier(unpacked)  # type: ignore[no-untyped-call]
+            return total + lax.dynamic_slice_in_dim(x, at, block, axis=1) @ kept
+
+        total = jnp.zeros((x.shape[0], outputs), jnp.float32)
+        summed: jax.Array = lax.fori_loop(0, inputs // block, add, total)
+        return summed
+
+    def plainly(x: jax.Array, w: PackedWeight) -> jax.Array:
+        unpacked = unpacked_block(w.turned_words, w.turned_scales).astype(w.dtype)
+        return _whole_product("mk,kn->mn", x.astype(w.dtype), unpacked)
+
+    product: jax.Array = lax.platform_dependent(
+        _rounded_rows(x, w.dtype), w, cpu=on_cpu, default=plainly
+    )
+    return product
+
+
+def int8_product(x: jax.Array, w: Int8Weight) -> jax.Array:
+    """x [rows, k] times the transpose of w [n, k]: [rows, n] f32, with f32 sums.
+
+    The integers are exact in any dtype; a row's scale comes after its sum.
+    """
+
+    def on_cpu(x: jax.Array, w: Int8Weight) -> jax.Array:
+        outputs = w.rows.shape[0]
+        block = math.gcd(outputs, _INT8_BLOCK)
+
+        def put(number: jax.Array, products: jax.Array) -> jax.Array:
+            at = number * block
+            rows = lax.dynamic_slice_in_dim(w.rows, at, block).astype(jnp.float32)
+            kept: jax.Array = lax.optimization_barrier(rows)  # type: ignore[no-untyped-call]
+            product = lax.dot_general(kept, x, (((1,), (1,)), ((), ())))
+            return lax.dynamic_update_slice_in_dim(products, product, at, 0)
+
+        products = jnp.zeros((outputs, x.shape[0]), jnp.float32)
+        whole: jax.Array = lax.fori_loop(0, outputs // block, put, products)
+        return whole.T
+
+    def plainly(x: jax.Array, w: Int8Weight) -> jax.Array:
+        return _whole_product("mk,nk->mn", x.astype(w.dtype), w.rows.astype(w.dtype))
+
+    product: jax.Array = lax.platform_dependent(
+        _rounded_rows(x, w.dtype), w, cpu=on_cpu, default=plainly
+    )
+    return product * w.scales
+
+
+def _rounded_rows(x: jax.Array, dtype: Any) -> jax.Array:
+    """x as f32, with the values that it has in `dtype`."""
+    if dtype == jnp.bfloat16:
+        rounded: jax.Array = lax.reduce_precision(x, *_BF16_BITS)
+        return rounded
+    return x
+
+
+def _whole_product(axes: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """One product with f32 sums; f32 factors keep all their bits on chips that would cut them."""
+    precision = lax.Precision.HIGHEST if w.dtype == jnp.float32 else lax.Precision.DEFAULT
+    return jnp.einsum(axes, x, w, precision=precision, preferred_element_type=jnp.float32)
+
+
+# ── jax / linear ──────────────────────────────────────────────────────────────────────────────────
+# Products of activations with stored weights, as fast as the platform at hand does them.
+#
+# Knows no model and no layers. Weights stay as a checkpoint has them: [n, k], one row an output.
+#
+# On a CPU, XLA (jaxlib 0.10.2) hands products of matrices to YNNPACK, which repacks its second
+# factor
+# at every call, and that must not be the weights: so they come first, and a barrier keeps XLA from
+# swapping the factors back. Milliseconds of processor time (2 cores of an AMD EPYC, Zen 4, the
+# least
+# of 7 calls on a busy machine) for one pass over 302 MB of weights of 1536 x 6144 and 6144 x 1536:
+#
+# | rows | f32 here | f32 "mk,nk->mn" | f32 x @ w, w [k, n] | bf16 here (151 MB) | bf16 as f32 is |
+# |---|---|---|---|---|---|
+# | 1 | 12 | 13 | 17 | 22 | 184 |
+# | 2 | 16 | 50 | 36 | 22 | 169 |
+# | 4 | 15 | 51 | 33 | 24 | 161 |
+# | 8 | 19 | 59 | 39 | 25 | 188 |
+# | 16 | 29 | 75 | 48 | 32 | 192 |
+# | 64 | 100 | 141 | 124 | 84 | 267 |
+#
+# bf16 is the other way round: only as "mk,nk->mn" with two rows or more does YNNPACK take it.
+
+
+def project(x: jax.Array, w: Weight) -> jax.Array:
+    """x [..., k] times the transpose of w [n, k]: [..., n] f32.
+
+    x is rounded to w's dtype; sums are f32. A row's result depends on no other row, and not on
+    which row it is.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if isinstance(w, PackedWeight):
+        product = packed_product(rows, w)
+    elif isinstance(w, Int8Weight):
+        product = int8_product(rows, w)
+    else:
+        product = _project_plain(rows, w)
+    return product.reshape(*x.shape[:-1], w.shape[0])
+
+
+def _project_plain(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [rows, k] with stored weights as they are."""
+    rows = x.astype(w.dtype)
+    on_cpu = _project_bf16_on_cpu if w.dtype == jnp.bfloat16 else _project_on_cpu
+    product: jax.Array = lax.platform_dependent(rows, w, cpu=on_cpu, default=_project_plainly)
+    return product
+
+
+def _project_plainly(rows: jax.Array, w: jax.Array) -> jax.Array:
+    """One product, its layout and tiling left to the compiler.
+
+    f32 means f32: chips with matrix units would else round the factors to fewer bits.
+    """
+    precision = lax.Precision.HIGHEST if w.dtype == jnp.float32 else lax.Precision.DEFAULT
+    return jnp.einsum("mk,nk->mn", rows, w, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _project_on_cpu(rows: jax.Array, w: jax.Array) -> jax.Array:
+    """Weights first; without the barrier XLA folds the transposition into the product."""
+    product = lax.dot_general(w, rows, (((1,), (1,)), ((), ())))
+    kept: jax.Array = lax.optimization_barrier(product)  # type: ignore[no-untyped-call]
+    return kept.T
+
+
+def _project_bf16_on_cpu(rows: jax.Array, w: jax.Array) -> jax.Array:
+    """At least two rows, for YNNPACK takes no single one."""
+    count = rows.shape[0]
+    padded = jnp.pad(rows, ((0, max(2 - count, 0)), (0, 0)))
+    return _project_plainly(padded, w)[:count]
+
+
 # ── jax / params ──────────────────────────────────────────────────────────────────────────────────
 # Weights on the device: from views of a checkpoint's files, one tensor at a time.
 #
@@ -5810,21 +6904,36 @@ def _mesh_here() -> bool:
 _PARAMS_ALIGNED = 64  # bytes; from such an address JAX on a CPU takes an array over without a copy
 
 
-def param_shapes(config: Gemma4Config, dtype: jnp.dtype) -> dict[str, Any]:
-    """The placed tensors of such a model, by name, as shapes."""
-    return {name: stand_in(shape, dtype) for name, shape in model_tensors(config).items()}
+def param_shapes(
+    config: Gemma4Config, dtype: jnp.dtype, forms: Mapping[str, WeightForm] | None = None
+) -> dict[str, Any]:
+    """The placed tensors of such a model, by name, as shapes; without `forms` all are plain."""
+    shapes: dict[str, Any] = {}
+    for name, shape in model_tensors(config).items():
+        form = forms[name] if forms else "plain"
+        shapes[name] = stand_in(shape, dtype)
+        if form == "int8":
+            scales = stand_in(shape[:-1], jnp.float32)
+            shapes[name] = Int8Weight(stand_in(shape, jnp.int8), scales, dtype)
+        elif form == "packed":
+            assert config.packed is not None  # nothing else makes a tensor packed
+            rows, columns = shape
+            words = stand_in((columns // PACKED_IN_WORD, rows), jnp.uint32)
+            scales = stand_in((columns // config.packed.group, rows), jnp.bfloat16)
+            shapes[name] = PackedWeight(words, scales, dtype)
+    return shapes
 
 
 def place_params(
-    weights: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray | PackedMatrix],
     dtype: jnp.dtype,
     placed: Callable[[float], None],
+    forms: Mapping[str, WeightForm] | None = None,
     group: DeviceGroup | None = None,
-) -> dict[str, jax.Array]:
-    """The tensors in `dtype` on `group`, or on the default device.
+) -> dict[str, Weight]:
+    """The tensors on `group`, or on the default device; `placed` hears the share of bytes done.
 
-    `placed` hears the share of bytes done.
-
+    Plain ones in `dtype`, others in their form of `forms`; without `forms` all become plain.
     A tensor is placed, and its pages of the file forgotten, before the next one is read. So memory
     rises to the weights themselves and, on a device of its own, one tensor on its way there: by
     451 MiB for 468 MiB of f32 weights on a CPU, where some stay in the file, and by 243 MiB for the
@@ -5832,15 +6941,28 @@ def place_params(
     """
     total = sum(view.nbytes for view in weights.values())
     done = 0
-    params: dict[str, jax.Array] = {}
+    params: dict[str, Weight] = {}
     for name, view in weights.items():
-        converted: Any = _params_converted(view, dtype)
-        params |= placed_on(group, {name: converted})
-        params[name].block_until_ready()
-        _params_pages_forgotten(view)
+        made = _params_formed(view, dtype, forms[name] if forms else "plain")
+        params |= placed_on(group, {name: made})
+        jax.block_until_ready(params[name])  # type: ignore[no-untyped-call]
+        for part in view if isinstance(view, PackedMatrix) else (view,):
+            _params_pages_forgotten(part)
         done += view.nbytes
         placed(done / total)
     return params
+
+
+def _params_formed(view: np.ndarray | PackedMatrix, dtype: jnp.dtype, form: WeightForm) -> Any:
+    """A stored tensor as it is served, in numpy's arrays."""
+    if form == "packed":
+        assert isinstance(view, PackedMatrix)
+        words, scales = (np.ascontiguousarray(part.T) for part in view)
+        return PackedWeight(words, scales, dtype)  # type: ignore[arg-type]
+    plain = unpacked_matrix(view) if isinstance(view, PackedMatrix) else view
+    if form == "int8":
+        return Int8Weight(*quantised_rows(plain), dtype)  # type: ignore[arg-type]
+    return _params_converted(plain, dtype)
 
 
 def _params_converted(view: np.ndarray, dtype: jnp.dtype) -> np.ndarray:
@@ -6047,7 +7169,7 @@ def expert_block_rows(pairs: int, experts: int) -> int:
 
 
 def through_experts(
-    x: jax.Array, ids: jax.Array, shares: jax.Array, gate_up: jax.Array, down: jax.Array
+    x: jax.Array, ids: jax.Array, shares: jax.Array, gate_up: Weight, down: Weight
 ) -> jax.Array:
     """Sum of each token's experts' answers, weighted by its shares: [tokens, hidden] f32.
 
@@ -6063,8 +7185,8 @@ def _through_own_experts(
     x: jax.Array,
     ids: jax.Array,
     shares: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
+    gate_up: Weight,
+    down: Weight,
 ) -> jax.Array:
     """`through_experts` of those from number `first` on; None where all are here."""
     tokens, used = ids.shape
@@ -6086,9 +7208,9 @@ def _through_own_experts(
         start = pair_ends[expert] - taken[expert] + (blocks - blocks_left) * block
         places = start + jnp.arange(block, dtype=jnp.int32)
         rows = x[order[jnp.minimum(places, pairs - 1)] // used]
-        both = project(rows, lax.dynamic_index_in_dim(gate_up, expert, keepdims=False))
+        both = project(rows, _weight_of_expert(gate_up, expert))
         gate, up = jnp.split(both, 2, axis=-1)
-        answer = project(gelu(gate) * up, lax.dynamic_index_in_dim(down, expert, keepdims=False))
+        answer = project(gelu(gate) * up, _weight_of_expert(down, expert))
         # The last block of an expert may reach into the next one's pairs: those are dropped.
         return answers.at[jnp.where(places < pair_ends[expert], order[places], pairs)].set(
             answer, mode="drop"
@@ -6098,14 +7220,25 @@ def _through_own_experts(
     return jnp.sum(answers.reshape(tokens, used, -1) * shares[..., None], axis=1)
 
 
+def _weight_of_expert(weights: Weight, expert: jax.Array) -> Any:
+    """One expert's matrix, in whatever form all of them are."""
+
+    def one_of(array: jax.Array) -> jax.Array:
+        one: jax.Array = lax.dynamic_index_in_dim(array, expert, keepdims=False)
+        return one
+
+    return jax.tree.map(one_of, weights)
+
+
 # ── jax / model ───────────────────────────────────────────────────────────────────────────────────
 # Gemma 4's forward pass: new tokens of some conversations through some of the layers.
 #
 # Knows no sampling, no slots and no compiling. Params are the checkpoint's tensors by name. Facts:
 # transformers 5.24, models/gemma4/modeling_gemma4.py.
 
-Params = Mapping[str, jax.Array]
-_Weight = Callable[[str], jax.Array]
+# Arrays; what `project` and the experts take may be a Weight in another form.
+Params = Mapping[str, Any]
+_Weight = Callable[[str], Any]
 
 
 class NewTokens(NamedTuple):
@@ -6250,9 +7383,9 @@ def through_layers(
     keys, values = dict(caches.keys), dict(caches.values)
     views: dict[int, KeyView] = {}
 
-    def keep(index: int, ring: bool, fresh_keys: jax.Array, fresh_values: jax.Array) -> None:
+    def keep(index: int, ring: bool, fresh_keys: KeptRows, fresh_values: KeptRows) -> None:
         """Put an owner's new keys and values into its cache, and its view where others find it."""
-        if ring and fresh_keys.shape[2] > 1:
+        if ring and kept_length(fresh_keys) > 1:
             held = cached_view(keys[index], values[index], new.first, before)
             # Padding is in view too, at positions after all that is real: only it sees it.
             wide = widened_view(held, fresh_keys, fresh_values, new.positions)
@@ -6267,16 +7400,17 @@ def through_layers(
 
     for layer in layers:
 
-        def weight(name: str, prefix: str = f"layers.{layer.index}.") -> jax.Array:
+        def weight(name: str, prefix: str = f"layers.{layer.index}.") -> Any:
             return params[prefix + name]
 
         turned = tables[layer.sliding]
         normed = rms_norm(x, weight("input_layernorm.weight"), eps)
         queries = queries_of(weight, layer, normed, turned, eps)
         if layer.owner:
-            dtype = keys[layer.index].dtype
+            cache = keys[layer.index]
             made, told = keys_and_values(weight, layer, normed, turned, eps)
-            keep(layer.index, layer.sliding, made.astype(dtype), told.astype(dtype))
+            fresh = (kept_rows_like(cache, rows) for rows in (made, told))
+            keep(layer.index, layer.sliding, *fresh)
         source = layer.source
         if source not in views:
             views[source] = cached_view(keys[source], values[source], new.first, after)
@@ -6836,10 +7970,17 @@ def engine_programs(
     dtype: jnp.dtype,
     chunk: int = 256,
     steps: int = 1,
+    kv_dtype: jnp.dtype | None = None,
+    keeps_prefixes: bool = False,
+    forms: Mapping[str, WeightForm] | None = None,
 ) -> Iterator[EngineProgram]:
-    """Every program of such an engine, with the shapes that it is compiled for."""
-    params = param_shapes(config, dtype)
-    state = state_shapes(config, slots, context, dtype)
+    """Every program of such an engine, with the shapes that it is compiled for.
+
+    kv_dtype: of keys and values; None is `dtype`, that of the weights. `forms`: of each tensor by
+    name; all are plain without it.
+    """
+    params = param_shapes(config, dtype, forms)
+    state = state_shapes(config, slots, context, kv_dtype or dtype)
     number = stand_in((), jnp.int32)
     stream = stand_in((1, 1, config.hidden), jnp.float32)
     for bucket in chunk_buckets(min(chunk, context)):
@@ -6869,6 +8010,99 @@ def engine_programs(
         )
     if slots > 1:
         yield EngineProgram("moving a row", moved_row, (state, number, number), (0,))
+    if keeps_prefixes:
+        size = min(chunk, context)
+        kept, ids = kept_chunk_shapes(state, size), stand_in((size,), jnp.int32)
+        taking = partial(chunk_taken_out, size)
+        yield EngineProgram("taking a chunk out", taking, (state, number, number), ())
+        back = (state, number, ids, number, kept)
+        yield EngineProgram("putting a chunk back", chunk_put_back, back, (0,))
+
+
+# ── jax / batch ───────────────────────────────────────────────────────────────────────────────────
+# What a batch's programs take of its requests, and what is told of what they chose.
+#
+# Knows no conversation and compiles nothing.
+
+
+def sampling_rows(samplings: Sequence[Sampling]) -> SamplingRows:
+    """The settings of each row of a batch, as the programs take them."""
+
+    def column(kind: Any, values: list[float]) -> Any:
+        return np.asarray(values, kind)
+
+    return SamplingRows(
+        temperature=column(np.float32, [s.temperature for s in samplings]),
+        top_k=column(np.int32, [s.top_k for s in samplings]),
+        top_p=column(np.float32, [s.top_p for s in samplings]),
+        min_p=column(np.float32, [s.min_p for s in samplings]),
+        repetition=column(np.float32, [s.repetition_penalty for s in samplings]),
+        presence=column(np.float32, [s.presence_penalty for s in samplings]),
+        frequency=column(np.float32, [s.frequency_penalty for s in samplings]),
+        seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
+        logprobs=column(np.int32, [s.logprobs for s in samplings]),
+    )
+
+
+class BatchMasks:
+    """The masks of a batch as the programs take them.
+
+    Without any it is one array of each size that stays on the device: 16 rows of 262,144 tokens
+    are 512 KiB, which an answer without a mask should not carry there at every step.
+    """
+
+    def __init__(self, vocabulary: int, sizes: Sequence[int], group: DeviceGroup | None) -> None:
+        self._vocabulary = vocabulary
+        self._none = {
+            size: SamplingMasks(*placed_on(group, (self._words(size), self._unmasked(size))))
+            for size in sizes
+        }
+
+    def of(self, batch: int, masks: Mapping[int, TokenMask]) -> SamplingMasks:
+        """`masks` by row. A token of the model that a mask has no bit for is not allowed."""
+        if not masks:
+            return self._none[batch]
+        words, masked = self._words(batch), self._unmasked(batch)
+        for row, mask in masks.items():
+            told = np.frombuffer(mask, "<u4")[: words.shape[1]]
+            words[row, : len(told)], masked[row] = told, True
+        return SamplingMasks(words, masked)
+
+    def _words(self, batch: int) -> Any:
+        return np.zeros((batch, mask_words(self._vocabulary)), np.uint32)
+
+    def _unmasked(self, batch: int) -> Any:
+        return np.zeros(batch, np.bool_)
+
+
+class ToldTokens:
+    """What a program chose, fetched from the device array by array, when it is asked for."""
+
+    def __init__(self, chosen: ChosenTokens) -> None:
+        self._chosen = chosen
+
+    @cached_property
+    def tokens(self) -> Any:
+        return np.asarray(self._chosen.tokens)
+
+    @cached_property
+    def logprobs(self) -> Any:
+        return np.asarray(self._chosen.logprobs)
+
+    @cached_property
+    def tops(self) -> tuple[Any, Any]:
+        return np.asarray(self._chosen.top_ids), np.asarray(self._chosen.top_logprobs)
+
+    def token(self, place: tuple[int, ...], sampling: Sampling) -> StepToken:
+        """The token at (step, row), or (row,), with as much beside it as its request wants."""
+        token = int(self.tokens[place])
+        if sampling.logprobs < 0:
+            return StepToken(token)
+        top: tuple[tuple[int, float], ...] = ()
+        if sampling.logprobs > 0:
+            ids, values = (array[place][: sampling.logprobs].tolist() for array in self.tops)
+            top = tuple(zip(ids, values, strict=True))
+        return StepToken(token, float(self.logprobs[place]), top)
 
 
 # ── jax / compiled ────────────────────────────────────────────────────────────────────────────────
@@ -6944,68 +8178,23 @@ def compiled_programs(
 # Knows no text, no requests and no queue; what it computes is in the programs it has compiled.
 
 ENGINE_DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16)}
+KV_DTYPES = {"auto": None, "int8": jnp.dtype(jnp.int8)}  # auto: as the weights
 _ENGINE_WEIGHTS_SHARE = 0.4  # of the progress; the rest is compiling
 
 
 @dataclass
 class _Conversation:
-    """What one slot is about. `taken`: prompt tokens in the caches; `last`, once it answers."""
+    """What one slot is about. `taken`: prompt tokens in the caches; `last`, once it answers.
+
+    `names`: of the prompt's whole chunks, where prefixes are kept.
+    """
 
     prompt: Sequence[int]
     sampling: Sampling
+    names: Sequence[bytes] = ()
     taken: int = 0
     total: int = 0
     last: int | None = None
-
-
-def _settings_of(samplings: Sequence[Sampling]) -> SamplingRows:
-    """The settings of each row of a batch, as the programs take them."""
-
-    def column(kind: Any, values: list[float]) -> Any:
-        return np.asarray(values, kind)
-
-    return SamplingRows(
-        temperature=column(np.float32, [s.temperature for s in samplings]),
-        top_k=column(np.int32, [s.top_k for s in samplings]),
-        top_p=column(np.float32, [s.top_p for s in samplings]),
-        min_p=column(np.float32, [s.min_p for s in samplings]),
-        repetition=column(np.float32, [s.repetition_penalty for s in samplings]),
-        presence=column(np.float32, [s.presence_penalty for s in samplings]),
-        frequency=column(np.float32, [s.frequency_penalty for s in samplings]),
-        seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
-        logprobs=column(np.int32, [s.logprobs for s in samplings]),
-    )
-
-
-class _EngineMasks:
-    """The masks of a batch as the programs take them.
-
-    Without any it is one array of each size that stays on the device: 16 rows of 262,144 tokens
-    are 512 KiB, which an answer without a mask should not carry there at every step.
-    """
-
-    def __init__(self, vocabulary: int, sizes: Sequence[int], group: DeviceGroup | None) -> None:
-        self._vocabulary = vocabulary
-        self._none = {
-            size: SamplingMasks(*placed_on(group, (self._words(size), self._unmasked(size))))
-            for size in sizes
-        }
-
-    def of(self, batch: int, masks: Mapping[int, TokenMask]) -> SamplingMasks:
-        """`masks` by row. A token of the model that a mask has no bit for is not allowed."""
-        if not masks:
-            return self._none[batch]
-        words, masked = self._words(batch), self._unmasked(batch)
-        for row, mask in masks.items():
-            told = np.frombuffer(mask, "<u4")[: words.shape[1]]
-            words[row, : len(told)], masked[row] = told, True
-        return SamplingMasks(words, masked)
-
-    def _words(self, batch: int) -> Any:
-        return np.zeros((batch, mask_words(self._vocabulary)), np.uint32)
-
-    def _unmasked(self, batch: int) -> Any:
-        return np.zeros(batch, np.bool_)
 
 
 def _first_line(error: Exception) -> str:
@@ -7013,46 +8202,19 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-class _Told:
-    """What a program chose, fetched from the device array by array, when it is asked for."""
-
-    def __init__(self, chosen: ChosenTokens) -> None:
-        self._chosen = chosen
-
-    @cached_property
-    def tokens(self) -> Any:
-        return np.asarray(self._chosen.tokens)
-
-    @cached_property
-    def logprobs(self) -> Any:
-        return np.asarray(self._chosen.logprobs)
-
-    @cached_property
-    def tops(self) -> tuple[Any, Any]:
-        return np.asarray(self._chosen.top_ids), np.asarray(self._chosen.top_logprobs)
-
-    def token(self, place: tuple[int, ...], sampling: Sampling) -> StepToken:
-        """The token at (step, row), or (row,), with as much beside it as its request wants."""
-        token = int(self.tokens[place])
-        if sampling.logprobs < 0:
-            return StepToken(token)
-        top: tuple[tuple[int, float], ...] = ()
-        if sampling.logprobs > 0:
-            ids, values = (array[place][: sampling.logprobs].tolist() for array in self.tops)
-            top = tuple(zip(ids, values, strict=True))
-        return StepToken(token, float(self.logprobs[place]), top)
-
-
 class JaxEngine:
     """A SlotEngine for a Hugging Face folder with a Gemma 4 of any size.
 
     context: tokens of one conversation, its answer included. dtype: "f32" or "bf16", of weights
-    and caches. chunk: most prompt tokens of one dispatch. steps: most tokens of one decode.
-    compile_cache: a folder that keeps compiled programs for the next start. group: the devices
-    that it runs on, JAX's default one where None. original: an engine of the same folder and dtype
-    that is loaded before this one, which then copies its weights and reads no file.
-    Raises ModelRefused where the folder's config is not understood, EngineFault where the model has
-    not so many positions.
+    and, where kv_dtype is "auto", of keys and values; those may be "int8". chunk: most prompt
+    tokens of one dispatch. steps: most tokens of one decode. quantization, unpack: in which form
+    weights are served, as `weight_forms` takes them. compile_cache: a folder that keeps
+    compiled programs for the next start. prefix_cache_gb: of the host's memory, for the beginnings
+    of prompts; 0 keeps none. group: the devices that it runs on, JAX's default one where None.
+    original: an engine of the same folder, dtype and forms that is loaded before this one, which
+    then copies its weights and reads no file.
+    Raises ModelRefused where the folder's config is not understood or its weights cannot be
+    quantised, EngineFault where the model has not so many positions, or prefixes have no room.
     """
 
     def __init__(
@@ -7064,13 +8226,20 @@ class JaxEngine:
         dtype: str,
         chunk: int = 256,
         steps: int = 1,
+        quantization: str = "none",
+        unpack: str = "step",
+        kv_dtype: str = "auto",
         compile_cache: Path | None = None,
+        prefix_cache_gb: float = 0.0,
         group: DeviceGroup | None = None,
         original: JaxEngine | None = None,
     ) -> None:
         self._folder = folder
         self._group, self._original = group, original
         self._config = read_config(folder)
+        self._quantization, self._unpack = quantization, unpack
+        # Refuses what cannot be quantised; which tensors are packed, the weights' files say.
+        self._forms = weight_forms(self._config, (), quantization)
         if context > self._config.positions:
             raise EngineFault(
                 f"a context of {context} tokens: the model has {self._config.positions} positions"
@@ -7080,6 +8249,12 @@ class JaxEngine:
             slots, context, self._config.vocabulary, min(chunk, context), steps
         )
         self._compile_cache = compile_cache
+        self._kv_dtype = KV_DTYPES[kv_dtype] or self._dtype
+        self._shapes = state_shapes(self._config, slots, context, self._kv_dtype)
+        self._prefixes: PrefixCache | None = None
+        if prefix_cache_gb:
+            room = prefix_cache_gb * 1e9
+            self._prefixes = PrefixCache(self._shapes, self._limits.chunk, room, self._call)
         self._rows = RowMap(batch_sizes(slots))
         self._conversations: dict[int, _Conversation] = {}
 
@@ -7108,24 +8283,32 @@ class JaxEngine:
                 dtype=self._dtype,
                 chunk=limits.chunk,
                 steps=limits.steps,
+                kv_dtype=self._kv_dtype,
+                keeps_prefixes=self._prefixes is not None,
+                forms=self._forms,
             )
             self._programs = compiled_programs(programs, compiling, self._group)
-            shapes = state_shapes(self._config, limits.slots, limits.context, self._dtype)
             self._state: EngineState = (
-                empty_state(shapes) if self._group is None else self._group.zeros(shapes)
+                empty_state(self._shapes)
+                if self._group is None
+                else self._group.zeros(self._shapes)
             )
         except ModelRefused as refusal:
             raise EngineFault(str(refusal)) from None
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
             raise EngineFault(_first_line(error)) from error
-        self._kv_bytes = kv_bytes(shapes)
         sizes = (1, *batch_sizes(limits.slots))
-        self._masks = _EngineMasks(limits.vocabulary, sizes, self._group)
+        self._masks = BatchMasks(limits.vocabulary, sizes, self._group)
         self._counter = CompileCounter()
         report(1.0, "loaded")
 
-    def begin(self, slot: int, prompt: Sequence[int], sampling: Sampling) -> None:
-        """Give the free `slot` a conversation. Raises ValueError for what cannot be one."""
+    def begin(
+        self, slot: int, prompt: Sequence[int], sampling: Sampling, cache_salt: str = ""
+    ) -> int:
+        """Give the free `slot` a conversation; how many tokens of its prompt need not be read.
+
+        Raises ValueError for what cannot be one.
+        """
         if slot in self._conversations or not 0 <= slot < self._limits.slots:
             raise ValueError(f"slot {slot} is not free")
         if not 0 < len(prompt) < self._limits.context:
@@ -7133,8 +8316,14 @@ class JaxEngine:
             raise ValueError(f"a prompt of {len(prompt)} tokens in a context of {context}")
         if not all(0 <= token < self._limits.vocabulary for token in prompt):
             raise ValueError(f"a token beyond the vocabulary of {self._limits.vocabulary}")
-        self._conversations[slot] = _Conversation(tuple(prompt), sampling)
+        talk = self._conversations[slot] = _Conversation(tuple(prompt), sampling)
         self._rows.give(slot)
+        if self._prefixes is not None:
+            talk.names = prefix_names(talk.prompt, self._limits.chunk, cache_salt)
+            self._state, talk.taken = self._prefixes.begin(
+                self._state, self._rows[slot], talk.prompt, talk.names
+            )
+        return talk.taken
 
     def prefill(self, slot: int, mask: TokenMask | None = None) -> StepToken | None:
         """Take the prompt's next chunk; the first token of the answer once the prompt is whole."""
@@ -7151,13 +8340,15 @@ class JaxEngine:
             f"prefill of {bucket}", row, ids, np.int32(talk.taken), np.int32(len(piece))
         )
         talk.taken += len(piece)
+        if self._prefixes is not None:
+            self._prefixes.keep(self._state, self._rows[slot], talk.names, talk.taken)
         if talk.taken < len(talk.prompt):
             return None
         last = np.int32(piece[-1]), np.int32(talk.taken - 1)
-        settings = _settings_of([talk.sampling])
+        settings = sampling_rows([talk.sampling])
         masks = self._masks.of(1, {} if mask is None else {0: mask})
         chosen = self._run("first token", row, stream, *last, settings, masks)
-        token = _Told(chosen).token((0,), talk.sampling)
+        token = ToldTokens(chosen).token((0,), talk.sampling)
         talk.last, talk.total = token.token, talk.taken + 1
         return token
 
@@ -7176,9 +8367,8 @@ class JaxEngine:
         if not talks:
             return told
         for source, target in self._rows.pack(list(talks)):
-            self._state = self._programs["moving a row"](
-                self._state, np.int32(source), np.int32(target)
-            )
+            rows = np.int32(source), np.int32(target)
+            self._state = self._call("moving a row", self._state, *rows)
         batch = self._rows.batch_of(list(talks))
         tokens, positions = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
         active = np.zeros(batch, np.bool_)
@@ -7191,8 +8381,8 @@ class JaxEngine:
             settings[row] = talk.sampling
         by_row = {self._rows[slot]: mask for slot, mask in masks.items() if slot in talks}
         allowed = self._masks.of(batch, by_row)
-        inputs = (tokens, positions, active, _settings_of(settings), allowed, np.int32(steps))
-        chosen = _Told(self._run(f"decode of {batch}", *inputs))
+        inputs = (tokens, positions, active, sampling_rows(settings), allowed, np.int32(steps))
+        chosen = ToldTokens(self._run(f"decode of {batch}", *inputs))
         for slot, talk in talks.items():
             many = min(steps, self._limits.context - talk.total)
             row = self._rows[slot]
@@ -7206,28 +8396,37 @@ class JaxEngine:
             self._rows.take(slot)
 
     def counters(self) -> Mapping[str, float]:
-        """compiled_shapes; compiles_after_start, in the whole process; kv_bytes of all slots."""
+        """compiled_shapes; compiles_after_start, in the whole process; kv_bytes of all slots;
+        where prefixes are kept, what PrefixCache counts."""
         return {
             "compiled_shapes": len(self._programs),
             "compiles_after_start": self._counter.compilations,
-            "kv_bytes": self._kv_bytes,
+            "kv_bytes": kv_bytes(self._shapes),
+            **(self._prefixes.counters() if self._prefixes is not None else {}),
         }
 
     def _placed_params(self, placed: Callable[[float], None]) -> Params:
         if self._original is not None and self._group is not None:
+            self._forms = self._original._forms
             copied: Params = self._group.placed(self._original._params)
             placed(1.0)
             return copied
         weights = open_weights(self._folder, self._config)
-        return place_params(weights, self._dtype, placed, self._group)
+        packed = [name for name, view in weights.items() if isinstance(view, PackedMatrix)]
+        self._forms = weight_forms(self._config, packed, self._quantization, self._unpack)
+        return place_params(weights, self._dtype, placed, self._forms, self._group)
 
     def _run(self, name: str, *arguments: Any) -> Any:
-        """Run a program on the state, which it replaces. Raises EngineFault; the state is lost."""
+        """Run a program on weights and state, which it replaces."""
+        self._state, result = self._call(name, self._params, self._state, *arguments)
+        return result
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Run a program. Raises EngineFault; a state that was given is lost then."""
         try:
-            self._state, result = self._programs[name](self._params, self._state, *arguments)
+            return self._programs[name](*arguments)
         except jax.errors.JaxRuntimeError as error:
             raise EngineFault(f"{name}: {_first_line(error)}") from error
-        return result
 
 
 # ── jax / parallel ────────────────────────────────────────────────────────────────────────────────
@@ -7241,7 +8440,8 @@ def engine_on_devices(
 ) -> SlotEngine:
     """`data_parallel` copies of the model, each on `tensor_parallel` devices in JAX's order.
 
-    settings: as JaxEngine has them; slots are each copy's own. One device is JAX's default one.
+    settings: as JaxEngine has them; slots are each copy's own, prefix_cache_gb is shared out. One
+    device is JAX's default one.
     Raises as JaxEngine does, ModelRefused where the model does not come out even, EngineFault
     where there are too few devices.
     """
@@ -7256,6 +8456,7 @@ def engine_on_devices(
             f"tensor parallel {tensor_parallel} times data parallel {data_parallel} takes {wanted}"
             f" devices; here are {len(devices)} ({devices[0].device_kind})"
         )
+    settings["prefix_cache_gb"] = settings.get("prefix_cache_gb", 0.0) / data_parallel
     groups = [
         DeviceGroup(config, devices[first : first + tensor_parallel])
         for first in range(0, wanted, tensor_parallel)
@@ -7270,6 +8471,8 @@ def engine_on_devices(
 # ── programs / jax_server ─────────────────────────────────────────────────────────────────────────
 
 _USUAL_CONTEXT = 4096  # where the model has as many positions
+# Beginnings of prompts: of E2B, 27,000 tokens in f32 and twice as many in bf16. It fills with use.
+_USUAL_PREFIX_GB = 1.0
 _DRAIN_S = 30.0  # for answers that are under way when the end is asked for
 _ABORT_S = 1.0  # for telling those that are broken off after that
 _KEY_BYTES = 4096
@@ -7293,6 +8496,10 @@ def main(argv: list[str] | None = None) -> int:
                     slots=arguments.slots,
                     context=context,
                     chunk=arguments.chunk,
+                    kv_dtype=arguments.kv_dtype,
+                    prefix_cache_gb=arguments.prefix_cache_gb,
+                    quantization=arguments.quantization,
+                    unpack=arguments.unpack,
                     bandwidth_gb_s=arguments.bandwidth_gb_s,
                 )
             )
@@ -7308,8 +8515,13 @@ def main(argv: list[str] | None = None) -> int:
             dtype=arguments.dtype,
             chunk=arguments.chunk,
             steps=arguments.steps,
+            kv_dtype=arguments.kv_dtype,
+            quantization=arguments.quantization,
+            unpack=arguments.unpack,
             compile_cache=arguments.compile_cache,
+            prefix_cache_gb=arguments.prefix_cache_gb,
         )
+        _check_memory(arguments, context)
     except (ModelRefused, ModelTextError, EngineFault, _WrongUsage) as error:
         return _ended(2, str(error))
     scheduler = Scheduler(engine, arguments.max_queue, _LoadingLines().tell)
@@ -7336,6 +8548,26 @@ def main(argv: list[str] | None = None) -> int:
     return _ended(1, failed) if failed else 0
 
 
+def _check_memory(arguments: argparse.Namespace, context: int) -> None:
+    """Refuse a start that needs more memory than it may use, before any weight is read."""
+    stated: float | None = arguments.memory_gb
+    limit = device_memory_bytes() if stated is None else round(stated * 1e9)
+    if limit is None:
+        return
+    need = memory_need(
+        arguments.model,
+        dtype=arguments.dtype,
+        slots=arguments.slots,
+        context=context,
+        chunk=arguments.chunk,
+        kv_dtype=arguments.kv_dtype,
+        quantization=arguments.quantization,
+        unpack=arguments.unpack,
+        ways=arguments.tensor_parallel,
+    )
+    refuse_beyond(need, limit)
+
+
 async def serve_until_asked(scheduler: Scheduler, server: HttpServer, drain_s: float) -> str:
     """Load and serve until SIGTERM or SIGINT; why loading failed, empty where it did not.
 
@@ -7350,15 +8582,15 @@ async def serve_until_asked(scheduler: Scheduler, server: HttpServer, drain_s: f
         server.stop()
         loop.call_later(drain_s, scheduler.abort)
 
-    on_end_signals(loop, end)
-    serving = asyncio.create_task(server.serve())
-    scheduler.start()
-    while scheduler.view().phase == "loading":
-        await asyncio.sleep(_LOOK_EVERY_S)
-    now = scheduler.view()
-    if now.phase == "failed":
-        server.stop()
-    await serving
+    with on_end_signals(loop, end):
+        serving = asyncio.create_task(server.serve())
+        scheduler.start()
+        while scheduler.view().phase == "loading":
+            await asyncio.sleep(_LOOK_EVERY_S)
+        now = scheduler.view()
+        if now.phase == "failed":
+            server.stop()
+        await serving
     return now.doing if now.phase == "failed" else ""
 
 
@@ -7446,12 +8678,36 @@ def _server_parser() -> argparse.ArgumentParser:
         default=64,
         help="requests that may wait for a slot (default %(default)s)",
     )
+    room.add_argument(
+        "--memory-gb",
+        type=_positive,
+        help="of each device; a start that needs more is refused (default what the device says)",
+    )
     how = parser.add_argument_group("how it is computed")
     how.add_argument(
         "--dtype",
         choices=tuple(ENGINE_DTYPES),
         default="f32",
         help="of weights and caches (default %(default)s)",
+    )
+    how.add_argument(
+        "--kv-dtype",
+        choices=tuple(KV_DTYPES),
+        default="auto",
+        help="of keys and values: auto is --dtype, int8 has a scale for each of them "
+        "(default %(default)s)",
+    )
+    how.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="none",
+        help="make 8-bit integers of a plain checkpoint's matrices (default %(default)s)",
+    )
+    how.add_argument(
+        "--unpack",
+        choices=UNPACKINGS,
+        default="step",
+        help="packed weights: in each step, small, or once at load (default %(default)s)",
     )
     how.add_argument(
         "--chunk",
@@ -7480,6 +8736,15 @@ def _server_parser() -> argparse.ArgumentParser:
         help="copies of the model, each on devices of its own (default %(default)s)",
     )
     how.add_argument("--compile-cache", type=Path, help="keeps compiled programs for next time")
+    room.add_argument(
+        "--prefix-cache-gb",
+        type=_gigabytes,
+        default=_USUAL_PREFIX_GB,
+        help="most memory of this computer for the beginnings of prompts, so that a conversation's "
+        "next turn is not read from its start; 0: off. How fast an answer begins can tell one "
+        "client what another has asked: requests with a cache_salt of their own share nothing "
+        "(default %(default)s)",
+    )
     only = parser.add_argument_group("only explain")
     only.add_argument("--explain", action="store_true", help="sizes and bounds; loads no weights")
     only.add_argument("--bandwidth-gb-s", type=float, help="of the memory; else it is measured")
@@ -7496,6 +8761,22 @@ def _bounded(least: int, most: int) -> Callable[[str], int]:
         return value
 
     return whole_number
+
+
+def _gigabytes(text: str) -> float:
+    """What argparse makes an amount of memory with."""
+    value = float(text)
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return value
+
+
+def _positive(text: str) -> float:
+    """A finite number above zero, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number above 0")
+    return value
 
 
 if __name__ == "__main__":

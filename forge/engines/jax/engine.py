@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,16 @@ from forge.engines.gemma4.packed_tensors import PackedMatrix
 from forge.engines.gemma4.refusal import ModelRefused
 from forge.engines.gemma4.weight_files import open_weights
 from forge.engines.gemma4.weight_forms import weight_forms
+from forge.engines.jax.batch import BatchMasks, ToldTokens, sampling_rows
 from forge.engines.jax.cache import EngineState, empty_state, kv_bytes, state_shapes
 from forge.engines.jax.compiled import CompileCounter, compiled_programs, use_compile_cache
-from forge.engines.jax.mesh import DeviceGroup, placed_on
+from forge.engines.jax.mesh import DeviceGroup
 from forge.engines.jax.model import Params
 from forge.engines.jax.params import place_params
 from forge.engines.jax.prefix_cache import PrefixCache
 from forge.engines.jax.prefix_store import prefix_names
 from forge.engines.jax.rows import RowMap
-from forge.engines.jax.sampling import SamplingMasks, SamplingRows
-from forge.engines.jax.steps import (
-    ChosenTokens,
-    batch_sizes,
-    chunk_buckets,
-    engine_programs,
-    mask_words,
-)
+from forge.engines.jax.steps import batch_sizes, chunk_buckets, engine_programs
 from forge.engines.serving.slot_engine import (
     EngineFault,
     EngineLimits,
@@ -65,89 +58,9 @@ class _Conversation:
     last: int | None = None
 
 
-def _settings_of(samplings: Sequence[Sampling]) -> SamplingRows:
-    """The settings of each row of a batch, as the programs take them."""
-
-    def column(kind: Any, values: list[float]) -> Any:
-        return np.asarray(values, kind)
-
-    return SamplingRows(
-        temperature=column(np.float32, [s.temperature for s in samplings]),
-        top_k=column(np.int32, [s.top_k for s in samplings]),
-        top_p=column(np.float32, [s.top_p for s in samplings]),
-        min_p=column(np.float32, [s.min_p for s in samplings]),
-        repetition=column(np.float32, [s.repetition_penalty for s in samplings]),
-        presence=column(np.float32, [s.presence_penalty for s in samplings]),
-        frequency=column(np.float32, [s.frequency_penalty for s in samplings]),
-        seed=column(np.uint32, [s.seed & 0xFFFFFFFF for s in samplings]),
-        logprobs=column(np.int32, [s.logprobs for s in samplings]),
-    )
-
-
-class _EngineMasks:
-    """The masks of a batch as the programs take them.
-
-    Without any it is one array of each size that stays on the device: 16 rows of 262,144 tokens
-    are 512 KiB, which an answer without a mask should not carry there at every step.
-    """
-
-    def __init__(self, vocabulary: int, sizes: Sequence[int], group: DeviceGroup | None) -> None:
-        self._vocabulary = vocabulary
-        self._none = {
-            size: SamplingMasks(*placed_on(group, (self._words(size), self._unmasked(size))))
-            for size in sizes
-        }
-
-    def of(self, batch: int, masks: Mapping[int, TokenMask]) -> SamplingMasks:
-        """`masks` by row. A token of the model that a mask has no bit for is not allowed."""
-        if not masks:
-            return self._none[batch]
-        words, masked = self._words(batch), self._unmasked(batch)
-        for row, mask in masks.items():
-            told = np.frombuffer(mask, "<u4")[: words.shape[1]]
-            words[row, : len(told)], masked[row] = told, True
-        return SamplingMasks(words, masked)
-
-    def _words(self, batch: int) -> Any:
-        return np.zeros((batch, mask_words(self._vocabulary)), np.uint32)
-
-    def _unmasked(self, batch: int) -> Any:
-        return np.zeros(batch, np.bool_)
-
-
 def _first_line(error: Exception) -> str:
     """What an error of JAX says before it says where."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-class _Told:
-    """What a program chose, fetched from the device array by array, when it is asked for."""
-
-    def __init__(self, chosen: ChosenTokens) -> None:
-        self._chosen = chosen
-
-    @cached_property
-    def tokens(self) -> Any:
-        return np.asarray(self._chosen.tokens)
-
-    @cached_property
-    def logprobs(self) -> Any:
-        return np.asarray(self._chosen.logprobs)
-
-    @cached_property
-    def tops(self) -> tuple[Any, Any]:
-        return np.asarray(self._chosen.top_ids), np.asarray(self._chosen.top_logprobs)
-
-    def token(self, place: tuple[int, ...], sampling: Sampling) -> StepToken:
-        """The token at (step, row), or (row,), with as much beside it as its request wants."""
-        token = int(self.tokens[place])
-        if sampling.logprobs < 0:
-            return StepToken(token)
-        top: tuple[tuple[int, float], ...] = ()
-        if sampling.logprobs > 0:
-            ids, values = (array[place][: sampling.logprobs].tolist() for array in self.tops)
-            top = tuple(zip(ids, values, strict=True))
-        return StepToken(token, float(self.logprobs[place]), top)
 
 
 class JaxEngine:
@@ -246,7 +159,7 @@ class JaxEngine:
         except jax.errors.JaxRuntimeError as error:  # most often: the device's memory is too small
             raise EngineFault(_first_line(error)) from error
         sizes = (1, *batch_sizes(limits.slots))
-        self._masks = _EngineMasks(limits.vocabulary, sizes, self._group)
+        self._masks = BatchMasks(limits.vocabulary, sizes, self._group)
         self._counter = CompileCounter()
         report(1.0, "loaded")
 
@@ -293,10 +206,10 @@ class JaxEngine:
         if talk.taken < len(talk.prompt):
             return None
         last = np.int32(piece[-1]), np.int32(talk.taken - 1)
-        settings = _settings_of([talk.sampling])
+        settings = sampling_rows([talk.sampling])
         masks = self._masks.of(1, {} if mask is None else {0: mask})
         chosen = self._run("first token", row, stream, *last, settings, masks)
-        token = _Told(chosen).token((0,), talk.sampling)
+        token = ToldTokens(chosen).token((0,), talk.sampling)
         talk.last, talk.total = token.token, talk.taken + 1
         return token
 
@@ -329,8 +242,8 @@ class JaxEngine:
             settings[row] = talk.sampling
         by_row = {self._rows[slot]: mask for slot, mask in masks.items() if slot in talks}
         allowed = self._masks.of(batch, by_row)
-        inputs = (tokens, positions, active, _settings_of(settings), allowed, np.int32(steps))
-        chosen = _Told(self._run(f"decode of {batch}", *inputs))
+        inputs = (tokens, positions, active, sampling_rows(settings), allowed, np.int32(steps))
+        chosen = ToldTokens(self._run(f"decode of {batch}", *inputs))
         for slot, talk in talks.items():
             many = min(steps, self._limits.context - talk.total)
             row = self._rows[slot]

@@ -61,7 +61,7 @@ def _refuse_for_jax(checkpoint: Checkpoint, context: int) -> None:
     if kind not in GEMMA4_MODEL_TYPES:
         why = f"its model_type is {kind[:40]}, and this engine computes Gemma 4 alone"
     elif "quantization_config" in checkpoint.config:
-        why = "its weights are quantised, and this engine takes bf16 and f32"
+        why = "its weights are quantised, and this rig reckons the memory of bf16 and f32 alone"
     elif checkpoint.geometry is None:
         why = f"its config.json is not understood: {checkpoint.geometry_fault}"
     if why:
