@@ -26,6 +26,7 @@ from forge.aot_chips import CHIPS, compiler_environment
 from forge.aot_compile import (
     DTYPE,
     FORMS,
+    KV_FORMS,
     STEPS,
     AotCase,
     AotProgram,
@@ -41,8 +42,12 @@ README = "local-jax-cpu-2b/README.md"
 BEGIN, END = "<!-- aot:begin -->", "<!-- aot:end -->"
 WHOLE_MODEL = "E2B"  # of which every program is compiled; of the others the largest of each kind
 MODELS = (WHOLE_MODEL, "12B", "26B-A4B", "31B")
-# Integers as weights, on the chip that bf16 fills most; the largest program of each kind.
-QUANTISED = (("E2B", "w4a16"), ("E2B", "int8"), ("12B", "w4a16"))
+# Integers as weights, or as keys and values, on the chip that bf16 fills most; the largest program
+# of each kind. The model, its matrices, its keys and values.
+QUANTISED = (
+    *(("E2B", "w4a16", DTYPE), ("E2B", "int8", DTYPE)),
+    *(("E2B", "w4a16", "int8"), ("12B", "w4a16", DTYPE)),
+)
 QUANTISED_CHIP = "v5e"
 _GIB = 1 << 30
 
@@ -169,15 +174,20 @@ def wanted_cases(given: argparse.Namespace, chips: Sequence[str]) -> list[AotCas
     And QUANTISED on its chip. Models or forms that are named are compiled on every chip.
     """
 
-    def case(model: str, chip: str, form: str) -> AotCase:
+    def case(model: str, chip: str, form: str, kv: str = DTYPE) -> AotCase:
         whole = form == DTYPE and (model == WHOLE_MODEL or model not in GEMMA4)
         every = given.every or whole
         sizes = {"slots": given.slots, "context": given.context, "chunk": given.chunk}
-        return AotCase(model, chip, every=every, form=form, **sizes)
+        return AotCase(model, chip, every=every, form=form, kv=kv, **sizes)
 
-    if given.models or given.form:
+    if given.models or given.form or given.kv != DTYPE:
         models, forms = given.models or (WHOLE_MODEL,), given.form or (DTYPE,)
-        return [case(model, chip, form) for model in models for form in forms for chip in chips]
+        return [
+            case(model, chip, form, given.kv)
+            for model in models
+            for form in forms
+            for chip in chips
+        ]
     plain = [
         case(model, chip, DTYPE)
         for model in MODELS
@@ -186,7 +196,7 @@ def wanted_cases(given: argparse.Namespace, chips: Sequence[str]) -> list[AotCas
     ]
     if QUANTISED_CHIP not in chips:
         return plain
-    return plain + [case(model, QUANTISED_CHIP, form) for model, form in QUANTISED]
+    return plain + [case(model, QUANTISED_CHIP, form, kv) for model, form, kv in QUANTISED]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -198,6 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--chip", action="append", choices=tuple(CHIPS), help="default: all")
     parser.add_argument("--form", action="append", choices=FORMS, help="of the matrices")
+    parser.add_argument(
+        "--kv", choices=tuple(KV_FORMS), default=DTYPE, help="of keys and values (%(default)s)"
+    )
     parser.add_argument("--every", action="store_true", help="every program of every model")
     for name, default in (("slots", 4), ("context", 4096), ("chunk", 256)):
         parser.add_argument(f"--{name}", type=int, default=default, help="(default %(default)s)")
@@ -233,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
     failed = [outcome for outcome in outcomes if outcome.failure]
-    if not failed and not (given.models or given.chip or given.form):
+    if not failed and not (given.models or given.chip or given.form or given.kv != DTYPE):
         written = write_between(ROOT / README, readme_lines(results, outcomes))
         print(f"wrote {README}" if written else f"{README} has no {BEGIN} … {END}")
     print("\n".join(table_lines(outcomes)))

@@ -90,7 +90,8 @@ class Models(unittest.TestCase):
             self.assertIsNotNone(ACCELERATORS[chip].visible_memory.value)
 
     def test_forms_are_the_planners_encodings(self) -> None:
-        for model, form in (*aot.QUANTISED, ("26B-A4B", "int8"), ("31B", "w4a16"), ("E2B", "bf16")):
+        quantised = {(model, form) for model, form, _ in aot.QUANTISED}
+        for model, form in (*quantised, ("26B-A4B", "int8"), ("31B", "w4a16"), ("E2B", "bf16")):
             with self.subTest(model=model, form=form):
                 case = AotCase(model, "v5e", form=form)
                 geometry = GEMMA4[model].geometry
@@ -103,10 +104,18 @@ class Models(unittest.TestCase):
                 self.assertEqual(set(forms.values()), {"plain", kinds.get(form, "plain")})
         self.assertEqual(AotCase("E2B", "v5e", form="int8").title, "E2B int8")
         self.assertEqual(AotCase("E2B", "v5e").title, "E2B")
+        kept = AotCase("E2B", "v5e", form="w4a16", kv="int8")
+        self.assertEqual(kept.title, "E2B w4a16, int8 KV")
+        halved = kv_bytes(GEMMA4["E2B"].geometry, 4096, 4, 1, "ring")
+        self.assertEqual(
+            planned_bytes(AotCase("E2B", "v5e", form="w4a16")) - halved, planned_bytes(kept)
+        )
 
     def test_which_cases_are_compiled(self) -> None:
         def wanted(*chips: str, **given: Any) -> list[AotCase]:
-            usual = dict(slots=4, context=4096, chunk=256, every=False, models=[], form=None)
+            usual = dict(
+                slots=4, context=4096, chunk=256, every=False, models=[], form=None, kv="bf16"
+            )
             return aot.wanted_cases(argparse.Namespace(**usual | given), chips or tuple(CHIPS))
 
         whole = wanted()
@@ -123,6 +132,8 @@ class Models(unittest.TestCase):
         )
         self.assertTrue(all(c.every for c in wanted("v5e", models=["E2B"])))
         self.assertFalse(any(c.every for c in some))
+        kept = wanted("v5e", kv="int8")
+        self.assertEqual([(c.model, c.form, c.kv) for c in kept], [("E2B", "bf16", "int8")])
 
     def test_the_title_names_no_folder(self) -> None:
         self.assertEqual(AotCase("26B-A4B", "v6e").title, "26B-A4B")
