@@ -23,9 +23,9 @@ gave no session, 2 wrong usage, 3 no plugin that can be used; after that the plu
 #    99 ground / redact: Everything that leaves the rig passes here: secrets out, control …
 #   213 ground / state: Where a rig keeps what must outlive it: state, cache and logs in the …
 #   351 ground / process: The only place that starts a program: argument lists, no shell, stdin …
-#   634 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
-#   843 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
-#   900 programs / ssm_tunnel: The tunnel to a rented EC2 machine: leads a port of this computer …
+#   643 boundaries / aws_refusals: What AWS's SDK raised as refusals that say what to do.
+#   852 boundaries / ssm_plugin: AWS's session-manager-plugin on this computer: where it is, and …
+#   909 programs / ssm_tunnel: The tunnel to a rented EC2 machine: leads a port of this computer …
 
 from __future__ import annotations
 
@@ -359,6 +359,8 @@ def _known_id(path: Path) -> str:
 LABEL_VARIABLE = "GEMMA4_RIG_LABEL"
 OUTPUT_LIMIT = 64_000  # bytes kept of one program's output: a third of it head, the rest tail
 _LABEL_PATIENCE_S = 2.0  # for the kernel to show, or to forget, a process
+_EXEC_PATIENCE_S = 0.2
+_KERNEL_PARENTS = (0, 2)  # of Linux's own threads, which have no environment at all
 _DRAIN_PATIENCE_S = 2.0  # for the rest of the output after the program's end
 
 _attached_groups: set[int] = set()
@@ -531,17 +533,24 @@ def process_label(pid: int) -> str | None:
     """The label that the live process `pid` carries; None if it is gone, a zombie or not ours.
 
     The label, not the pid, is the identity: a pid may have been given to another process since.
+    A process without any environment is looked at again for a moment: it may be on its way from one
+    program to the next (exec), and still be ours.
     """
     import psutil
 
     _reap_children()
+    deadline = time.monotonic() + _EXEC_PATIENCE_S
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return process.environ().get(LABEL_VARIABLE)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            environment = process.environ()
+            kernels = process.ppid() in _KERNEL_PARENTS
+            if environment or kernels or time.monotonic() > deadline:
+                return environment.get(LABEL_VARIABLE)
+            time.sleep(0.002)
     except (psutil.Error, OSError, ValueError):
-        return None
+        pass
+    return None
 
 
 def labelled_family(label: str) -> list[int]:

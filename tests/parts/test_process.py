@@ -379,6 +379,23 @@ class DetachedTest(Case):
         self.assertEqual(process_label(pid), self.label)
         self.assertEqual(find_labelled(self.label), [pid])
 
+    async def test_one_that_becomes_another_program_keeps_its_label_all_the_while(self) -> None:
+        """A tunnel's program does: between the two the kernel shows no environment of it."""
+        again = self.folder / "again.sh"
+        again.write_text('test "$1" -lt 1500 && exec /bin/sh "$0" $(($1 + 1))\nexec sleep 30\n')
+        pid = spawn_detached(
+            ["/bin/sh", str(again), "0"],
+            label=self.label,
+            environment={"PATH": os.environ["PATH"]},
+            log=self.folder / "logs" / "x.log",
+            folder=self.folder,
+        )
+        seen: list[str | None] = []
+        while "sleep" not in " ".join(psutil.Process(pid).cmdline()):
+            seen.append(process_label(pid))
+        self.assertGreater(len(seen), 100)
+        self.assertEqual(set(seen), {self.label})
+
     async def test_it_outlives_the_one_that_started_it(self) -> None:
         script = f"""
             import os, sys
