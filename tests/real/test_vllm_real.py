@@ -37,7 +37,7 @@ from forge.parts.runtimes.vllm_log import resolved_engine_values
 from forge.parts.toolsets.probe_tool_calls import TOOL_SCENARIOS
 from forge.rigs.local_vllm_cpu_2b import RIG
 from forge.suites.witness import free_port, rig_processes
-from tests.real.taught_gemma4 import lessons
+from tests.real.taught_gemma4 import kept_taught_gemma4, lessons
 from tests.rig_programs import write_programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -496,8 +496,7 @@ class TaughtGemmaTests(RealVllmCase):
     """A Gemma 4 that makes calls and thinks: what vLLM's parsers for Gemma 4 make of both."""
 
     async def test_calls_and_thoughts_come_out_parsed(self) -> None:
-        model = str(self.place / "taught")
-        self.python("-m", "tests.real.taught_gemma4", model)
+        model = str(kept_taught_gemma4())
         self.write_settings(model, DTYPE="float32", MAX_MODEL_LEN="1024")
         async with self.client() as client:
             await self.installed(client)
